@@ -1,0 +1,136 @@
+"""The internal language: what the gateway asks (`Task` in a `Job`) and what a node answers (`Event` in a `Reply`).
+
+Everything here crosses a process as msgpack. Structs are frozen; new fields go last and have defaults, and decoders are
+deployed before encoders. Struct constraints are checked on decode only: the gateway validates before it builds a job.
+Vectors travel as little-endian float32 bytes, never as numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from appliance.errors import ApplianceError
+
+Lane = Literal["interactive", "bulk"]
+Intent = Literal["query", "document"]
+Truncation = Literal["end", "start", "none"]
+
+
+class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
+    """Turn each input into one vector."""
+
+    inputs: tuple[str, ...]
+    intent: Intent | None = None  # which of the model's prompts to prepend; None is the model's default
+    width: int | None = None  # dimensions asked for; None is the model's own
+    truncation: Truncation = "end"  # what to do with an input over the model's length; "none" refuses it
+
+
+# One member today; Rerank, Classify, Extract, Generate and Parked join this union.
+Task = Embed
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One chunk of one client request: the unit that is queued, delivered, settled and answered exactly once."""
+
+    id: str
+    model: str  # the served name, never an alias
+    task: Task
+    reply_to: str  # where the gateway listens
+    deadline_s: float  # unix seconds; past it the work is dropped, not done
+    lane: Lane = "interactive"
+    first_index: int = 0  # index of `inputs[0]` in the client's request, so that errors name the client's item
+    traceparent: str = ""  # W3C trace context, carried unread
+    version: int = 1
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Model tokens really computed, special tokens included, truncated ones left out."""
+
+    input_tokens: int = 0
+
+
+class Rows(msgspec.Struct, frozen=True, tag="rows"):
+    """Consecutive vectors of one job: `len(data) == 4 * width * rows`, float32 little-endian, first row first."""
+
+    data: bytes
+    width: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
+    """The job is complete; every row has been sent."""
+
+    usage: Usage = Usage()
+    truncated: tuple[int, ...] = ()  # indices (of the client's request) of inputs that were cut
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
+    """The job failed as a whole; `code` names a class of `appliance.errors`."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: ApplianceError) -> "Failed":
+        """Put an error into words that cross a process."""
+        return cls(error.code, error.message, error.param, error.retry_after_s)
+
+    def error(self) -> ApplianceError:
+        """The error this event carries, of its own class again."""
+        return ApplianceError.restore(self.code, self.message, param=self.param, retry_after_s=self.retry_after_s)
+
+
+Event = Rows | Done | Failed
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One event of one attempt at one job; `seq` counts from 0 within the attempt, without gaps."""
+
+    job_id: str
+    attempt: int
+    seq: int
+    event: Event
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Nobody waits for these jobs any more; nodes drop what they have not computed."""
+
+    job_ids: tuple[str, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_job_decoder = msgspec.msgpack.Decoder(Job)
+_replies_decoder = msgspec.msgpack.Decoder(list[Reply])
+_cancel_decoder = msgspec.msgpack.Decoder(Cancel)
+
+
+def encode_job(job: Job) -> bytes:
+    """A job as the queue carries it."""
+    return _encoder.encode(job)
+
+
+def decode_job(payload: bytes) -> Job:
+    """Raises `msgspec.ValidationError` or `msgspec.DecodeError` for a payload that is no job of ours."""
+    return _job_decoder.decode(payload)
+
+
+def encode_replies(replies: Sequence[Reply]) -> bytes:
+    """Replies to one gateway, packed into one message: a batch often answers many of its jobs at once."""
+    return _encoder.encode(replies)
+
+
+def decode_replies(payload: bytes) -> list[Reply]:
+    """The inverse of `encode_replies`; raises like `decode_job`."""
+    return _replies_decoder.decode(payload)
+
+
+def encode_cancel(cancel: Cancel) -> bytes:
+    """A cancellation as nodes receive it."""
+    return _encoder.encode(cancel)
+
+
+def decode_cancel(payload: bytes) -> Cancel:
+    """The inverse of `encode_cancel`; raises like `decode_job`."""
+    return _cancel_decoder.decode(payload)

@@ -1,0 +1,19 @@
+"""The protocol every engine adapter implements. `host.py` picks one; the node only ever sees its frames."""
+
+from typing import Protocol
+
+from appliance.workers.wire import Encode, Encoded, Load, Loaded
+
+
+class OutOfMemory(Exception):
+    """The device ran out of memory for this batch; a smaller one may fit. The adapter has freed what it could."""
+
+
+class Engine(Protocol):
+    """A runtime that holds models on one device. Called from one thread, one frame at a time."""
+
+    def load(self, order: Load) -> Loaded:
+        """Make the model resident. Raises ValueError for a model that this engine cannot serve."""
+
+    def encode(self, batch: Encode) -> Encoded:
+        """Compute one batch. Raises `OutOfMemory`, or ValueError for a batch that is not well-formed."""

@@ -1,0 +1,101 @@
+"""The frame format between a node and its engine process, over a Unix stream socket.
+
+A frame is a 4-byte big-endian length and that many bytes of msgpack: one tagged struct below. The node sends
+`Load`, `Encode`, `Stop`; the engine answers each `Load` with `Loaded` or `Fault` and each `Encode` with `Encoded` or
+`Fault`, in order. A node may have several `Encode` frames outstanding: the next waits in the socket while the device
+works. A runtime in any language can join by speaking this.
+"""
+
+import struct
+
+import msgspec
+
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Make a model resident. `folder` is a verified local folder of safetensors, tokenizer and config."""
+
+    model: str
+    folder: str
+    dtype: str  # "float32" | "bfloat16" | "float16"
+    device: str  # torch's name: "cpu", "cuda:0"
+    threads: int  # intra-op threads on a CPU
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """What the adapter declares about the model it holds."""
+
+    model: str
+    width: int
+    tokens_max: int
+    dtype: str
+    weights_bytes: int
+    load_s: float
+
+
+class Encode(msgspec.Struct, frozen=True, tag="encode"):
+    """One batch of tokenized texts, packed end to end: `len(ids) == 4 * sum(lengths)`, int32 little-endian."""
+
+    batch: int
+    model: str
+    ids: bytes
+    lengths: tuple[int, ...]
+
+
+class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
+    """One L2-normalized vector per text, in order: `len(rows) == 4 * width * len(lengths)`, float32 little-endian."""
+
+    batch: int
+    rows: bytes
+    width: int
+    bad: tuple[int, ...]  # positions whose vector is not finite or is zero: never to be sent to a client
+    device_s: float
+
+
+class Fault(msgspec.Struct, frozen=True, tag="fault"):
+    """The frame could not be served. `code` is "oom" (smaller batches may work), "invalid" or "failed"."""
+
+    batch: int  # -1 when it answers a `Load`
+    code: str
+    message: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Finish the frame at hand and exit with 0."""
+
+
+ToEngine = Load | Encode | Stop
+FromEngine = Loaded | Encoded | Fault
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """`message` with its length in front. Raises ValueError over `FRAME_BYTES_MAX`."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} B is over the limit of {FRAME_BYTES_MAX} B; send smaller batches")
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(header: bytes) -> int:
+    """Bytes of body that follow this header. Raises ValueError over `FRAME_BYTES_MAX`: the peer speaks something else."""
+    (length,) = _LENGTH.unpack(header)
+    if length > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame announces {length} B, the limit is {FRAME_BYTES_MAX} B")
+    return int(length)
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Raises `msgspec.DecodeError` (or its `ValidationError`) for a body that is no frame for an engine."""
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """Raises `msgspec.DecodeError` (or its `ValidationError`) for a body that is no frame from an engine."""
+    return _from_engine.decode(body)
