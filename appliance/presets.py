@@ -4,13 +4,24 @@
     presets/<org>--<model>/<class>.toml  tuning for one class, with its evidence (`Tuning`); "cpu-amx", "cpu", "l4", …
     presets/default/<class>.toml         tuning for a model that has no preset of its own
 
-Later wins: default, model's, user's (`appliance.toml`). Unknown keys are refused everywhere. No tuning lives in code.
+Later wins: default, model's, user's (`appliance.toml`), key by key; a key that holds a table is replaced whole. A class
+without a file of its own takes the general one (cpu-amx → cpu, l4 → gpu), and then its evidence says so. Unknown keys
+are refused everywhere. No tuning lives in code.
 """
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from appliance.errors import StartupError
+from appliance.settings import ModelSettings
+from appliance.tables import check_table, read_toml, shown
+
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]{0,199}")
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -73,3 +84,101 @@ class Preset(msgspec.Struct, frozen=True):
     facts: Facts
     tuning: Tuning
     hardware: str
+
+
+def load_preset(model: ModelSettings, *, hardware: str, presets_dirs: Sequence[Path]) -> Preset:
+    """The preset of one model on one hardware class, with the user's `facts` and `tuning` laid over it.
+
+    Directories are asked in order and the first that has a file provides all of it. Raises `StartupError` for a file
+    or an override that does not fit, named with its source.
+    """
+    return Preset(
+        facts=load_facts(model, presets_dirs=presets_dirs),
+        tuning=_load_tuning(model, hardware=hardware, presets_dirs=presets_dirs),
+        hardware=hardware,
+    )
+
+
+def load_facts(model: ModelSettings, *, presets_dirs: Sequence[Path]) -> Facts:
+    """The facts of one model, all that a gateway needs of it. A name without a preset has `Facts`' defaults."""
+    path = _first(presets_dirs, Path(folder_name(model.name), "model.toml"))
+    table: dict[str, Any] = {"name": model.name}
+    if path:
+        table = _layer(read_toml(path), Facts, source=str(path))
+        if table.get("name") != model.name:
+            raise StartupError(f"{path}: name is {shown(table.get('name'))}, in this folder it must be {model.name!r}")
+    source = f'models "{model.name}", facts'
+    table |= _layer(model.facts, Facts, source=source)
+    if table["name"] != model.name:
+        raise StartupError(f"{source}: the name cannot be overridden; it is what clients ask for")
+    facts = msgspec.convert(table, Facts)
+    return msgspec.structs.replace(
+        facts,
+        revision=model.revision or facts.revision,
+        aliases=facts.aliases if model.aliases is None else model.aliases,
+    )
+
+
+def folder_name(model: str) -> str:
+    """The folder of a model's presets: "BAAI/bge-m3" → "BAAI--bge-m3".
+
+    Raises `StartupError` for a name that would not be exactly one folder: names are data, never paths.
+    """
+    folder = model.replace("/", "--")
+    if not _FOLDER.fullmatch(folder):
+        raise StartupError(
+            f"the model name {shown(model)} cannot name a folder of presets; use letters, digits, and . _ - / : + @ "
+            "and begin with a letter or digit"
+        )
+    return folder
+
+
+def shipped_presets_dir() -> Path:
+    """Where the presets of this release lie: in the installed package, or beside it in a source checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "_presets", package.parent / "presets"):
+        if (folder / "default").is_dir():
+            return folder
+    raise StartupError(f"the shipped presets are missing beside {package}; install the appliance again")
+
+
+def presets_dirs(extra: str) -> tuple[Path, ...]:
+    """The directories to look in, first one first: the user's (`Settings.presets_dir`), then the shipped one."""
+    if not extra:
+        return (shipped_presets_dir(),)
+    if not Path(extra).is_dir():
+        raise StartupError(f"presets_dir is {extra!r}, which is no directory; create it or leave presets_dir out")
+    return (Path(extra), shipped_presets_dir())
+
+
+def fallbacks(hardware: str) -> tuple[str, ...]:
+    """The classes whose tuning serves `hardware`, best first: "cpu-amx" → cpu-amx, cpu; "l4" → l4, gpu."""
+    general = "cpu" if hardware == "cpu" or hardware.startswith("cpu-") else "gpu"
+    return (hardware,) if hardware == general else (hardware, general)
+
+
+def _load_tuning(model: ModelSettings, *, hardware: str, presets_dirs: Sequence[Path]) -> Tuning:
+    table: dict[str, Any] = {}
+    for folder in ("default", folder_name(model.name)):
+        for kind in fallbacks(hardware):
+            path = _first(presets_dirs, Path(folder, f"{folder_name(kind)}.toml"))
+            if path:
+                table |= _layer(read_toml(path), Tuning, source=str(path))
+                if kind != hardware:
+                    table["evidence"] = {"note": f"taken over from {kind}, not measured on {hardware}"}
+                break
+    source = f'models "{model.name}", tuning'
+    table |= _layer(model.tuning, Tuning, source=source)
+    if model.tuning and "evidence" not in model.tuning:
+        table["evidence"] = {"note": f"{', '.join(sorted(model.tuning))} set in the configuration; not measured so"}
+    check_table(table, Tuning, path="", source=f'the tuning of "{model.name}" on {hardware}')
+    return msgspec.convert(table, Tuning)
+
+
+def _layer(table: dict[str, Any], kind: type[msgspec.Struct], *, source: str) -> dict[str, Any]:
+    check_table(table, kind, path="", source=source, is_partial=True)
+    return dict(table)
+
+
+def _first(directories: Sequence[Path], name: Path) -> Path | None:
+    return next((path for directory in directories if (path := directory / name).is_file()), None)

