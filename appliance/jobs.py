@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     lane: Lane = "interactive"
     first_index: int = 0  # index of `inputs[0]` in the client's request, so that errors name the client's item
     traceparent: str = ""  # W3C trace context, carried unread
+    attempt_base: int = 0  # a resubmitted job outranks its earlier self: replies carry `attempt_base + delivery`
     version: int = 1
 
 
@@ -86,7 +87,10 @@ Event = Rows | Done | Failed
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One event of one attempt at one job; `seq` counts from 0 within the attempt, without gaps."""
+    """One event of one attempt at one job; `seq` counts from 0 within the attempt, without gaps.
+
+    `attempt` is the job's `attempt_base` plus the number of the delivery: a higher one replaces all lower ones.
+    """
 
     job_id: str
     attempt: int

@@ -73,6 +73,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer_threads: Annotated[int, Meta(ge=1, le=64)] = 2
     engine_start_s: Seconds = 300.0
     batch_timeout_s: Seconds = 120.0
+    bulk_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the batches, promised to the bulk lane while it has work
+    drain_s: Annotated[float, Meta(ge=0, le=600)] = 20.0  # how long SIGTERM waits for open jobs
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # for a worker run apart; 0: none
 
 

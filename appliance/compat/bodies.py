@@ -1,0 +1,75 @@
+"""Decoding a client's JSON body: strict first, and every fault told in the client's own field names.
+
+A body is decoded with a decoder that refuses unknown fields, since most bodies have none and that costs one pass. Only
+when it refuses one does a second, lenient pass run, and the unknown names are reported for `x-appliance-ignored`.
+"""
+
+import re
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from appliance.errors import InvalidRequest, MalformedBody
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+IGNORED_NAMES_MAX = 20
+_LOCATED = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+_keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class BodyDecoder(Generic[S]):
+    """Decodes one endpoint's body; `strict` is its struct, with `forbid_unknown_fields=True`."""
+
+    def __init__(self, strict: type[S]) -> None:
+        assert strict.__struct_config__.forbid_unknown_fields, "the strict struct must forbid unknown fields"
+        self._strict = msgspec.json.Decoder(strict)
+        lenient = msgspec.defstruct(strict.__name__, [], bases=(strict,), frozen=True, forbid_unknown_fields=False)
+        self._lenient: msgspec.json.Decoder[S] = msgspec.json.Decoder(cast("type[S]", lenient))
+        self._known = {field.encode_name for field in msgspec.structs.fields(strict)}
+
+    def decode(self, body: bytes) -> tuple[S, tuple[str, ...]]:
+        """The body and the names of the fields that were ignored.
+
+        Raises MalformedBody (not JSON, not an object) or InvalidRequest (a field of the wrong type; `param` names it).
+        """
+        try:
+            return self._strict.decode(body), ()
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise _explained(error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _malformed(body, error) from error
+        return self._decode_with_unknown(body)
+
+    def _decode_with_unknown(self, body: bytes) -> tuple[S, tuple[str, ...]]:
+        try:
+            call = self._lenient.decode(body)
+        except msgspec.ValidationError as error:
+            raise _explained(error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _malformed(body, error) from error
+        unknown = [name for name in _keys_decoder.decode(body) if name not in self._known]
+        return call, tuple(unknown[:IGNORED_NAMES_MAX])
+
+
+def _explained(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec's words, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`."""
+    text = str(error)
+    located = _LOCATED.match(text)
+    what, path = (located["what"], located["path"]) if located else (text, "")
+    if missing := _MISSING.search(what):
+        field = f"{path}.{missing['field']}" if path else missing["field"]
+        return InvalidRequest(f"missing required field '{field}'", param=field)
+    what = what.replace("`", "'")
+    if not path:
+        return MalformedBody(f"the request body must be a JSON object: {what[:1].lower()}{what[1:]}")
+    return InvalidRequest(f"'{path}': {what[:1].lower()}{what[1:]}", param=path)
+
+
+def _malformed(body: bytes, error: Exception) -> MalformedBody:
+    if not body.strip():
+        return MalformedBody("the request body is empty; send a JSON object")
+    reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return MalformedBody(f"the request body is not valid JSON: {reason}")

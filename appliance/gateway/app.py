@@ -1,0 +1,74 @@
+"""The ASGI app: which path is served by what, and how faults that Litestar finds are worded."""
+
+from litestar import Litestar, Response
+from litestar.connection import Request as LitestarRequest
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from appliance import telemetry
+from appliance.catalog import Catalog
+from appliance.errors import ApplianceError, InternalError, InvalidRequest, MethodNotAllowed, UnknownPath
+from appliance.gateway.dispatch import Dispatcher
+from appliance.gateway.embeddings import Embeddings
+from appliance.gateway.endpoints import route
+from appliance.gateway.front import Front, Keys
+from appliance.gateway.health import Canary, Health
+from appliance.gateway.http import Answer, Request, answer_of
+from appliance.gateway.models import Models
+from appliance.settings import Settings
+
+API_PREFIX = "/v1"
+
+
+def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, canary: Canary) -> ASGIApp:
+    """Wire the endpoints. The caller runs the dispatcher's queue and the canary."""
+    embeddings = Embeddings(
+        catalog=catalog, dispatcher=dispatcher, canary=canary, gateway=settings.gateway, queue=settings.queue
+    )
+    models = Models(catalog)
+    health = Health(canary, catalog.models())
+    app = Litestar(
+        route_handlers=[
+            route("/v1/embeddings", "embeddings", {"POST": embeddings.post}),
+            route("/v1/models", "models", {"GET": models.list}),
+            route("/v1/models/{model:path}", "model", {"GET": models.get}),
+            route("/healthz", "healthz", {"GET": health.healthz}),
+            route("/readyz", "readyz", {"GET": health.readyz}),
+            route("/metrics", "metrics", {"GET": metrics}),
+        ],
+        exception_handlers={HTTPException: _http_fault},
+        openapi_config=None,
+        logging_config=None,
+    )
+    return Front(app, Keys(settings.gateway.api_keys))
+
+
+async def metrics(request: Request) -> Answer:
+    """Prometheus' text format."""
+    return Answer(telemetry.exposition(), content_type=telemetry.CONTENT_TYPE)
+
+
+def _http_fault(request: LitestarRequest[object, object, State], fault: HTTPException) -> Response[bytes]:
+    """What Litestar itself refuses: unknown paths, and paths it cannot read."""
+    answer = answer_of(_error_of(fault, path=request.url.path))
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)
+
+
+def _error_of(fault: HTTPException, *, path: str) -> ApplianceError:
+    match fault.status_code:
+        case 404:
+            return UnknownPath(f"unknown path {path[:200]}{_base_url_hint(path)}")
+        case 405:
+            return MethodNotAllowed(f"{path[:200]} does not take this method")
+        case status if 400 <= status < 500:
+            return InvalidRequest("the request cannot be read")
+        case _:
+            return InternalError("the server made an error; its log has the details under this request id")
+
+
+def _base_url_hint(path: str) -> str:
+    is_doubled = path.startswith(f"{API_PREFIX}{API_PREFIX}/")
+    is_missing = not path.startswith(f"{API_PREFIX}/")
+    return f"; an OpenAI client's base_url must end in {API_PREFIX}, once" if is_doubled or is_missing else ""

@@ -1,0 +1,271 @@
+"""From a request's jobs to its results: the table of pending jobs, and what every reply does to it.
+
+One `Call` is one client request; it waits for all of its jobs. `on_replies` runs on the event loop for every message
+from the nodes and does no I/O. A job is settled by its first `Done` or `Failed`; replies of an older attempt, of a
+settled job or of nobody's are counted and dropped, and a hole in an attempt's sequence is a failure, never an answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from appliance import telemetry
+from appliance.errors import (
+    ApplianceError,
+    BadVector,
+    ClientGone,
+    DeadlinePassed,
+    EngineFailed,
+    Overloaded,
+    QueueUnavailable,
+)
+from appliance.gateway.drain import DrainRate
+from appliance.jobs import Done, Embed, Failed, Job, Reply, Rows, Task, Usage, decode_replies, encode_job
+from appliance.queue.base import GatewayListener, GatewayQueue
+
+FLOAT_BYTES = 4
+SUBMISSION_STEP = 1000  # above any number of deliveries, so that a resubmitted job's attempts outrank all before it
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one job came to: whole vectors in order, each buffer `4 * width` bytes a vector."""
+
+    rows: tuple[memoryview, ...]
+    width: int
+    usage: Usage
+    truncated: tuple[int, ...]
+
+
+class _Pending:
+    """One job in flight and what has come of its newest attempt."""
+
+    __slots__ = ("attempt", "call", "job", "next_seq", "position", "rows", "width")
+
+    def __init__(self, job: Job, call: "_Call", position: int) -> None:
+        self.job = job
+        self.call = call
+        self.position = position
+        self.start_attempt(0)
+
+    def start_attempt(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.next_seq = 0
+        self.rows: list[memoryview] = []
+        self.width = 0
+
+
+class _Call:
+    """One client request: its jobs' results, and the future its endpoint waits on."""
+
+    __slots__ = ("done", "job_ids", "results", "unsettled")
+
+    def __init__(self, job_ids: Sequence[str], done: "asyncio.Future[None]") -> None:
+        self.job_ids = job_ids
+        self.results: list[Result | None] = [None] * len(job_ids)
+        self.unsettled = len(job_ids)
+        self.done = done
+
+    def settle(self, position: int, result: Result) -> None:
+        self.results[position] = result
+        self.unsettled -= 1
+        if self.unsettled == 0 and not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: ApplianceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Dispatcher(GatewayListener):
+    """Submits jobs and hands back their results; bounded in requests and in bytes."""
+
+    def __init__(self, *, pending_requests_max: int, pending_bytes_max: int) -> None:
+        self._requests_max = pending_requests_max
+        self._bytes_max = pending_bytes_max
+        self._queue: GatewayQueue | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._requests = 0
+        self._bytes = 0
+        self._drain = DrainRate()
+        self._resubmissions: set[asyncio.Task[None]] = set()
+
+    def attach(self, queue: GatewayQueue) -> None:
+        """The queue listens to this dispatcher, so it is built after it."""
+        self._queue = queue
+
+    @property
+    def reply_to(self) -> str:
+        """For `Job.reply_to`."""
+        return self._attached.reply_to
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest job the queue takes."""
+        return self._attached.payload_bytes_max
+
+    @property
+    def pending_requests(self) -> int:
+        """Requests that wait for an answer."""
+        return self._requests
+
+    async def run(self, jobs: Sequence[Job], *, gone: Callable[[], Awaitable[None]] | None = None) -> list[Result]:
+        """Submit a request's jobs and return their results in order, or raise the first error.
+
+        `gone` returns when the client has left; the jobs are then cancelled and ClientGone is raised. Every way out
+        but success cancels what is still unsettled. Raises Overloaded when full, DeadlinePassed when late.
+        """
+        payloads = [encode_job(job) for job in jobs]
+        size = sum(map(len, payloads))
+        self._admit(size)
+        call = _Call([job.id for job in jobs], asyncio.get_running_loop().create_future())
+        try:
+            for position, (job, payload) in enumerate(zip(jobs, payloads, strict=True)):
+                self._pending[job.id] = _Pending(job, call, position)
+                await self._submit(job, payload, message_id=job.id)
+            await _wait(call.done, gone, deadline_s=jobs[0].deadline_s)
+        finally:
+            self._requests -= 1
+            self._bytes -= size
+            await self._forget(call)
+            if call.done.done():
+                call.done.exception()  # retrieved, also when the client left at the same moment
+        return [result for result in call.results if result is not None]
+
+    def on_replies(self, payload: bytes) -> None:
+        """Take one message from a node."""
+        try:
+            replies = decode_replies(payload)
+        except msgspec.DecodeError:
+            telemetry.STALE_REPLIES.labels("undecodable").inc()
+            return
+        for reply in replies:
+            pending = self._pending.get(reply.job_id)
+            if pending is None or reply.attempt < pending.attempt:
+                telemetry.STALE_REPLIES.labels("unknown job" if pending is None else "old attempt").inc()
+            else:
+                self._take(pending, reply)
+
+    def on_refused(self, job_id: str, error: ApplianceError) -> None:
+        """The queue did not take the job."""
+        if (pending := self._pending.get(job_id)) is not None:
+            if isinstance(error, Overloaded):
+                error.retry_after_s = error.retry_after_s or self._drain.seconds_to_drain(len(self._pending))
+            pending.call.fail(error)
+
+    def on_restored(self) -> None:
+        """Ask again for every unsettled job: the queue may have lost it, or we its reply.
+
+        A job that was not lost is then computed twice and answered once; losing it would cost its whole deadline.
+        """
+        task = asyncio.get_running_loop().create_task(self._resubmit(list(self._pending.values())))
+        self._resubmissions.add(task)
+        task.add_done_callback(self._resubmissions.discard)
+
+    async def close(self) -> None:
+        """Wait for resubmissions under way."""
+        for task in list(self._resubmissions):
+            task.cancel()
+        await asyncio.gather(*self._resubmissions, return_exceptions=True)
+
+    @property
+    def _attached(self) -> GatewayQueue:
+        assert self._queue is not None, "the dispatcher is used before a queue is attached"
+        return self._queue
+
+    def _admit(self, size: int) -> None:
+        if self._requests >= self._requests_max or self._bytes + size > self._bytes_max:
+            raise Overloaded(
+                f"{self._requests} requests of {self._bytes} B wait for an answer and the gateway takes "
+                f"{self._requests_max} of {self._bytes_max} B; try again later",
+                retry_after_s=self._drain.seconds_to_drain(len(self._pending)),
+            )
+        if not self._attached.is_connected:
+            raise QueueUnavailable("the queue is out of reach at present; try again", retry_after_s=2)
+        self._requests += 1
+        self._bytes += size
+
+    async def _submit(self, job: Job, payload: bytes, *, message_id: str) -> None:
+        await self._attached.submit(
+            job_id=job.id, message_id=message_id, model=job.model, lane=job.lane, payload=payload
+        )
+
+    async def _resubmit(self, unsettled: Sequence[_Pending]) -> None:
+        for pending in unsettled:
+            if self._pending.get(pending.job.id) is not pending:
+                continue
+            job = msgspec.structs.replace(pending.job, attempt_base=pending.job.attempt_base + SUBMISSION_STEP)
+            pending.job = job
+            try:
+                await self._submit(job, encode_job(job), message_id=f"{job.id}~{job.attempt_base}")
+            except ApplianceError as error:
+                pending.call.fail(error)
+            else:
+                telemetry.RESUBMITTED_JOBS.inc()
+
+    async def _forget(self, call: _Call) -> None:
+        """Drop the call's entries; nodes are told of those still unsettled."""
+        unsettled = [job_id for job_id in call.job_ids if self._pending.pop(job_id, None) is not None]
+        if unsettled:
+            await self._attached.cancel(unsettled)
+
+    def _take(self, pending: _Pending, reply: Reply) -> None:
+        if reply.attempt > pending.attempt:
+            pending.start_attempt(reply.attempt)
+        if reply.seq != pending.next_seq:
+            pending.call.fail(EngineFailed("a part of the answer was lost on its way; try again"))
+            return
+        pending.next_seq += 1
+        match reply.event:
+            case Rows(data=data, width=width):
+                pending.rows.append(memoryview(data))
+                pending.width = width
+            case Done(usage=usage, truncated=truncated):
+                self._settle(pending, usage, truncated)
+            case Failed() as failed:
+                self._drain.settled(time.monotonic())
+                pending.call.fail(failed.error())
+
+    def _settle(self, pending: _Pending, usage: Usage, truncated: tuple[int, ...]) -> None:
+        fault = misshapen(pending.rows, pending.width, task=pending.job.task)
+        if fault:
+            pending.call.fail(BadVector(fault))
+            return
+        self._drain.settled(time.monotonic())
+        del self._pending[pending.job.id]
+        pending.call.settle(pending.position, Result(tuple(pending.rows), pending.width, usage, truncated))
+
+
+def misshapen(rows: Sequence[memoryview], width: int, *, task: Task) -> str:
+    """What is wrong with the shape of a job's vectors, or "" when nothing is."""
+    match task:
+        case Embed(inputs=inputs):
+            size = sum(map(len, rows))
+            if width <= 0 or size != FLOAT_BYTES * width * len(inputs):
+                return f"{len(inputs)} inputs came back as {size} B of vectors of width {width}"
+            if any(len(part) % (FLOAT_BYTES * width) for part in rows):
+                return f"the vectors of {len(inputs)} inputs came back cut within a vector"
+            return ""
+
+
+async def _wait(done: "asyncio.Future[None]", gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:
+    """Wait for the call, its deadline, or the client's leaving, whichever comes first."""
+    waiting: set[asyncio.Future[None]] = {done}
+    watcher = asyncio.ensure_future(gone()) if gone is not None else None
+    if watcher is not None:
+        waiting.add(watcher)
+    try:
+        timeout_s = max(0.0, deadline_s - time.time())
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if watcher is not None and not watcher.done():
+            watcher.cancel()
+            await asyncio.wait({watcher})
+    if done.done():
+        done.result()
+    elif watcher is not None and watcher.done():
+        watcher.result()
+        raise ClientGone("the client closed the connection before its answer was ready")
+    else:
+        raise DeadlinePassed("no answer within the request's deadline; send less at once or raise the timeout")

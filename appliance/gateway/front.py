@@ -1,0 +1,93 @@
+"""What holds for every path, known or not: a request id, the key, an answer in shape, and the count of it.
+
+A plain ASGI layer around the Litestar app, since a framework middleware costs each request several times as much.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Sequence
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from appliance import telemetry
+from appliance.errors import ApplianceError, Unauthorized
+from appliance.gateway.http import answer_of, header
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_SAFE_ID = re.compile(rb"^[A-Za-z0-9._:-]{1,128}$")
+
+
+class Keys:
+    """The accepted API keys. Compared by digest, all of them every time: the time taken tells nothing."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def check(self, authorization: bytes | None) -> None:
+        """Raises Unauthorized unless no keys are set or the header carries one of them."""
+        if not self._digests:
+            return
+        if authorization is None:
+            raise Unauthorized("no API key; send it as 'Authorization: Bearer <key>'")
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise Unauthorized("the Authorization header is not of the form 'Bearer <key>'")
+        digest = hashlib.sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if not any(matches):
+            raise Unauthorized("incorrect API key; check the key, or the server's APPLIANCE_API_KEY")
+
+
+class Front:
+    """The outermost ASGI app."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == ScopeType.HTTP:
+            await self._serve(scope, receive, send)
+        elif scope["type"] == ScopeType.WEBSOCKET:
+            await send({"type": "websocket.close", "code": 1000, "reason": "not served"})
+        else:
+            await self._app(scope, receive, send)  # lifespan
+
+    async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(header(scope, b"x-request-id"))
+        started_s = time.perf_counter()
+        status = 499
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                elapsed_ms = b"%d" % ((time.perf_counter() - started_s) * 1000)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id),
+                    (b"openai-processing-ms", elapsed_ms),
+                ]
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                self._keys.check(header(scope, b"authorization"))
+            await self._app(scope, receive, send_with_id)
+        except ApplianceError as error:
+            await answer_of(error).send(send_with_id)
+        finally:
+            endpoint = str(scope.get("state", {}).get("endpoint", "other"))
+            telemetry.REQUESTS.labels(endpoint, str(status)).inc()
+            telemetry.REQUEST_SECONDS.labels(endpoint).observe(time.perf_counter() - started_s)
+
+
+def _request_id(offered: bytes | None) -> bytes:
+    """The client's own id where it is harmless in a header and a log, else a fresh one."""
+    if offered is not None and _SAFE_ID.match(offered):
+        return offered
+    return b"req_" + secrets.token_hex(16).encode()

@@ -1,0 +1,98 @@
+"""`/healthz`: the process lives. `/readyz`: every served model really answered through queue and engine, lately.
+
+The proof is a canary: a small embedding job that takes the path of every other job. Real traffic counts as proof too,
+so a busy appliance is not declared unready because its canaries queue behind the work.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from appliance import telemetry
+from appliance.errors import ApplianceError
+from appliance.gateway.dispatch import Dispatcher
+from appliance.gateway.http import Answer, Request
+from appliance.jobs import Embed, Job
+
+CANARY_DEADLINE_S = 10.0
+RETRY_S = 0.2  # until a model has answered for the first time, or while it fails
+WINDOW_INTERVALS = 3  # a proof older than this many canary intervals and one deadline is stale
+
+_log = logging.getLogger(__name__)
+
+
+class Canary:
+    """Keeps each model's last proof of life."""
+
+    def __init__(self, dispatcher: Dispatcher, models: Sequence[str], *, interval_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._models = models
+        self._interval_s = interval_s
+        self._proved_s: dict[str, float] = {}
+        self._faults: dict[str, str] = dict.fromkeys(models, "starting")
+
+    async def run(self) -> None:
+        """Send canaries until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for model in self._models:
+                group.create_task(self._watch(model))
+
+    def prove(self, model: str) -> None:
+        """A request for the model was just answered."""
+        self._proved_s[model] = time.monotonic()
+        self._faults.pop(model, None)
+
+    def faults(self) -> dict[str, str]:
+        """The models that have not answered lately, each with the newest reason."""
+        window_s = WINDOW_INTERVALS * self._interval_s + CANARY_DEADLINE_S
+        oldest_s = time.monotonic() - window_s
+        stale = [model for model in self._models if self._proved_s.get(model, oldest_s - 1) < oldest_s]
+        return {model: self._faults.get(model, "stale") for model in stale}
+
+    async def _watch(self, model: str) -> None:
+        while True:
+            is_proved = await self._send(model)
+            await asyncio.sleep(self._interval_s if is_proved else RETRY_S)
+
+    async def _send(self, model: str) -> bool:
+        job = Job(
+            id=f"canary-{secrets.token_hex(8)}",
+            model=model,
+            task=Embed(inputs=("canary",)),
+            reply_to=self._dispatcher.reply_to,
+            deadline_s=time.time() + CANARY_DEADLINE_S,
+        )
+        started_s = time.monotonic()
+        try:
+            await self._dispatcher.run([job])
+        except ApplianceError as error:
+            if self._faults.get(model) != error.code and model in self._proved_s:
+                _log.warning("canary for %s: %s", model, error.message)
+            self._faults[model] = error.code
+            return False
+        telemetry.CANARY_SECONDS.labels(model).set(time.monotonic() - started_s)
+        self.prove(model)
+        return True
+
+
+class Health:
+    """The two endpoints."""
+
+    def __init__(self, canary: Canary, models: Sequence[str]) -> None:
+        self._canary = canary
+        self._models = models
+
+    async def healthz(self, request: Request) -> Answer:
+        """The process answers."""
+        return Answer(b'{"status":"ok"}')
+
+    async def readyz(self, request: Request) -> Answer:
+        """200 when every served model is proved, else 503 with what is missing."""
+        faults = self._canary.faults()
+        models = {model: faults.get(model, "ready") for model in self._models}
+        body = msgspec.json.encode({"status": "unready" if faults else "ready", "models": models})
+        return Answer(body, status=503 if faults else 200)

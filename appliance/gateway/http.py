@@ -1,0 +1,101 @@
+"""What an endpoint sees of HTTP: a `Request` to read and an `Answer` to return."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, cast
+
+import msgspec
+from litestar.types import HTTPScope, Receive, Send
+
+from appliance.compat import openai_errors
+from appliance.errors import ApplianceError, BodyTooLarge, ClientGone
+
+JSON = b"application/json"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole response."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = []
+
+    async def send(self, send: Send) -> None:
+        """Write it to the client."""
+        headers = [
+            (b"content-type", self.content_type),
+            (b"content-length", b"%d" % len(self.body)),
+            *self.headers,
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class Request:
+    """One request. `receive` is read by `body` first and by `gone` after it, never by both at once."""
+
+    __slots__ = ("_receive", "scope")
+
+    def __init__(self, scope: HTTPScope, receive: Receive) -> None:
+        self.scope = scope
+        self._receive = receive
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def path(self) -> str:
+        """Decoded; without the query."""
+        return str(self.scope["path"])
+
+    @property
+    def path_params(self) -> Mapping[str, Any]:  # litestar's own type: values are whatever its converters give
+        return cast("Mapping[str, Any]", self.scope.get("path_params", {}))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this lower-case name."""
+        return header(self.scope, name)
+
+    async def body(self, *, bytes_max: int) -> bytes:
+        """The whole body. Raises BodyTooLarge as soon as more than `bytes_max` bytes are announced or have come."""
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > bytes_max:
+            raise _too_large(bytes_max)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("the client closed the connection before its request was read")
+            part = cast("bytes", message.get("body", b""))
+            size += len(part)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def gone(self) -> None:
+        """Return when the client has closed the connection."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def header(scope: MutableMapping[str, Any] | HTTPScope, name: bytes) -> bytes | None:
+    """The first header of this lower-case name in an ASGI scope."""
+    for key, value in cast("Headers", scope["headers"]):
+        if key == name:
+            return value
+    return None
+
+
+def answer_of(error: ApplianceError, *, headers: Headers | None = None) -> Answer:
+    """An error as the client's SDK reads it."""
+    notes = [*openai_errors.headers(error), *(headers or [])]
+    return Answer(openai_errors.body(error), status=error.status, headers=notes)
+
+
+def _too_large(bytes_max: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than {bytes_max} B; split the request")

@@ -1,0 +1,87 @@
+"""The gateway process: queue, dispatcher, canary and HTTP server, from first to last."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from appliance.catalog import Catalog
+from appliance.errors import StartupError
+from appliance.gateway.app import build_app
+from appliance.gateway.dispatch import Dispatcher
+from appliance.gateway.health import Canary
+from appliance.queue.base import GatewayListener, GatewayQueue
+from appliance.settings import Settings
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than the pools of the SDKs keep a connection idle, so that they never meet a closed one
+HEADER_BYTES_MAX = 64 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_gateway(
+    settings: Settings,
+    *,
+    catalog: Catalog,
+    queue_of: Callable[[GatewayListener], contextlib.AbstractAsyncContextManager[GatewayQueue]],
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the requests in flight for at most `drain_s`."""
+    dispatcher = Dispatcher(
+        pending_requests_max=settings.gateway.pending_requests_max,
+        pending_bytes_max=settings.gateway.pending_bytes_max,
+    )
+    canary = Canary(dispatcher, catalog.models(), interval_s=settings.gateway.canary_interval_s)
+    app = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
+    with _listen(settings.gateway.host, settings.gateway.port, is_shared=settings.gateway.processes > 1) as listener:
+        async with queue_of(dispatcher) as queue:
+            dispatcher.attach(queue)
+            watching = asyncio.create_task(canary.run())
+            try:
+                await _server(app, drain_s=settings.gateway.drain_s).serve(sockets=[listener])
+            finally:
+                watching.cancel()
+                await asyncio.wait({watching})
+                await dispatcher.close()
+
+
+def _server(app: object, *, drain_s: float) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # litestar's and uvicorn's ASGI types differ in name only
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+        backlog=BACKLOG,
+    )
+    return uvicorn.Server(config)
+
+
+def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """A listening socket; a shared one can be opened by several gateway processes of this machine."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"gateway.port {port} on {host} cannot be used: {error.strerror}; "
+            "stop what holds it or set APPLIANCE_PORT to another port"
+        ) from error
+    listener.setblocking(False)
+    return listener

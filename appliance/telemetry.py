@@ -1,0 +1,58 @@
+"""Metric names, and how they are read out. Labels are bounded: served models and fixed words, never a client's input.
+
+Several processes of one machine share their figures through files in `PROMETHEUS_MULTIPROC_DIR` (prometheus_client's
+multiprocess mode): `appliance up` sets it, so one scrape of any gateway shows gateways, node and all. Without it a
+process shows its own.
+"""
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_POWERS_OF_TWO = tuple(2**power for power in range(15))
+
+# Gateway
+REQUESTS = Counter("appliance_requests_total", "Answered HTTP requests", ["endpoint", "status"])
+REQUEST_SECONDS = Histogram(
+    "appliance_request_seconds", "From the request's first byte to its answer", ["endpoint"], buckets=_SECONDS
+)
+INPUT_TOKENS = Counter("appliance_input_tokens_total", "Model tokens answered for", ["model"])
+TRUNCATED_INPUTS = Counter("appliance_truncated_inputs_total", "Inputs cut to the model's length", ["model"])
+PENDING_REQUESTS = Gauge("appliance_pending_requests", "Requests waiting for a node", multiprocess_mode="livesum")
+STALE_REPLIES = Counter("appliance_stale_replies_total", "Replies that settled nothing", ["reason"])
+RESUBMITTED_JOBS = Counter("appliance_resubmitted_jobs_total", "Jobs sent again after the queue was lost")
+CANARY_SECONDS = Gauge(
+    "appliance_canary_seconds", "Round trip of the last canary", ["model"], multiprocess_mode="mostrecent"
+)
+
+# Node
+BATCHES = Counter("appliance_batches_total", "Batches by outcome", ["model", "outcome"])
+BATCH_ITEMS = Histogram("appliance_batch_items", "Texts in a batch", ["model"], buckets=_POWERS_OF_TWO)
+BATCH_TOKENS = Histogram("appliance_batch_tokens", "Tokens in a batch", ["model"], buckets=_POWERS_OF_TWO)
+DEVICE_SECONDS = Counter("appliance_device_seconds_total", "Time a device spent computing", ["model"])
+NODE_SECONDS = Histogram(
+    "appliance_node_seconds", "From a job's delivery to its last reply", ["model"], buckets=_SECONDS
+)
+JOBS = Counter("appliance_jobs_total", "Settled jobs by outcome", ["model", "outcome"])
+REDELIVERED_JOBS = Counter(
+    "appliance_redelivered_jobs_total", "Jobs that an earlier delivery did not finish", ["model"]
+)
+DEAD_LETTERS = Counter("appliance_dead_letters_total", "Jobs moved to the dead-letter stream", ["model"])
+ENGINE_STARTS = Counter("appliance_engine_starts_total", "Engine processes started", ["device"])
+RESIDENT_BYTES = Gauge(
+    "appliance_resident_bytes", "Weights resident on a device", ["model", "device"], multiprocess_mode="livesum"
+)
+
+
+def exposition() -> bytes:
+    """All figures in Prometheus' text format."""
+    if not os.environ.get(MULTIPROCESS_VARIABLE):
+        return generate_latest()
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+    return generate_latest(registry)

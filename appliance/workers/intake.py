@@ -1,0 +1,126 @@
+"""From deliveries to tokenized items. Tokenizing runs on threads (the Rust tokenizers release the GIL).
+
+Deliveries that arrive while the threads are busy are taken together: under load one hop to a thread serves many jobs.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from appliance import telemetry
+from appliance.errors import ApplianceError, InvalidRequest
+from appliance.jobs import Embed, Job, decode_job
+from appliance.presets import Prompts
+from appliance.queue.base import Delivery
+from appliance.workers.ledger import Ledger
+from appliance.workers.open_job import OpenJob
+from appliance.workers.tokenize import Tokenizer, Tokens
+
+JOBS_A_HOP_MAX = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """How one model reads its inputs."""
+
+    tokenizer: Tokenizer
+    prompts: Prompts
+    width: int
+
+    def read(self, job: Job) -> list[Tokens]:
+        """The job's inputs as token ids. Blocks. Raises InvalidRequest or TooLong, naming the field."""
+        match job.task:
+            case Embed() as task:
+                if task.width not in {None, self.width}:
+                    raise InvalidRequest(
+                        f"'dimensions' is {task.width}, {job.model} gives {self.width}; leave 'dimensions' out",
+                        param="dimensions",
+                    )
+                prompt = {"query": self.prompts.query, "document": self.prompts.document}.get(task.intent or "", "")
+                return self.tokenizer.encode(
+                    task.inputs, prompt=prompt, truncation=task.truncation, first_index=job.first_index
+                )
+
+
+class Intake:
+    """Opens deliveries, reads them, and passes them on. Bounded by what the node wishes for."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        readers: Mapping[str, Reader],
+        deliveries_max: int,
+        on_read: Callable[[OpenJob, Sequence[Tokens]], None],
+    ) -> None:
+        """`on_read` gets each job that is worth computing, with its inputs' tokens."""
+        self._ledger = ledger
+        self._readers = readers
+        self._deliveries_max = deliveries_max
+        self._on_read = on_read
+        self._unread: dict[str, int] = dict.fromkeys(readers, 0)
+        self._arrived: deque[tuple[str, Delivery]] = deque()
+        self._something = asyncio.Event()
+
+    def unread(self, model: str) -> int:
+        """Jobs of the model that were delivered and are not read yet."""
+        return self._unread[model]
+
+    def deliver(self, model: str, delivery: Delivery) -> None:
+        """A job arrived. Called by the queue, on the event loop."""
+        self._unread[model] += 1
+        self._arrived.append((model, delivery))
+        self._something.set()
+
+    async def run(self, pool: ThreadPoolExecutor) -> None:
+        """Read what arrives until cancelled. Several may run at once; each keeps one thread of the pool busy."""
+        while True:
+            while not self._arrived:
+                self._something.clear()
+                await self._something.wait()
+            arrived = [self._arrived.popleft() for _ in range(min(len(self._arrived), JOBS_A_HOP_MAX))]
+            opened = [job for model, delivery in arrived if (job := await self._open(model, delivery))]
+            read = await asyncio.get_running_loop().run_in_executor(pool, self._read_all, opened)
+            for model, _ in arrived:
+                self._unread[model] -= 1
+            for job, tokens in zip(opened, read, strict=True):
+                if isinstance(tokens, ApplianceError):
+                    await self._ledger.refuse(job, tokens)
+                else:
+                    self._on_read(job, tokens)
+
+    async def _open(self, model: str, delivery: Delivery) -> OpenJob | None:
+        """The job, if it is to be read; otherwise it is settled here."""
+        try:
+            job = decode_job(delivery.payload)
+        except msgspec.DecodeError as error:
+            _log.error("a delivery for %s is no job: %s; it is buried", model, error)
+            telemetry.DEAD_LETTERS.labels(model).inc()
+            await delivery.bury(f"not a job: {error}")
+            return None
+        opened = self._ledger.open(job, delivery)
+        if delivery.attempt > 1:
+            telemetry.REDELIVERED_JOBS.labels(model).inc()
+        if job.model != model:
+            await self._ledger.bury(opened, f"a job of {job.model} was queued for {model}")
+        elif delivery.attempt > self._deliveries_max:
+            await self._ledger.bury(opened, f"{delivery.attempt - 1} deliveries did not finish it")
+        elif not self._ledger.is_wanted(opened):
+            await self._ledger.drop_job(opened)
+        else:
+            return opened
+        return None
+
+    def _read_all(self, jobs: Sequence[OpenJob]) -> list[list[Tokens] | ApplianceError]:
+        return [self._read(job.job) for job in jobs]
+
+    def _read(self, job: Job) -> list[Tokens] | ApplianceError:
+        try:
+            return self._readers[job.model].read(job)
+        except ApplianceError as error:
+            return error

@@ -1,0 +1,179 @@
+"""The jobs that are open on this node, and how each is settled: answered first, acknowledged after.
+
+Every open job ends in exactly one of: answered (`Done` or `Failed`), dropped because nobody waits, given back, buried.
+A reply that cannot be sent leaves its job unacknowledged, so the queue delivers it again.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from appliance import telemetry
+from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undeliverable
+from appliance.jobs import Job, Reply, Rows, encode_replies
+from appliance.queue.base import Delivery, NodeQueue
+from appliance.workers.cancelled import Cancelled
+from appliance.workers.open_job import FLOAT_BYTES, Item, OpenJob
+from appliance.workers.wire import Encoded
+
+REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default
+REPLY_OVERHEAD_BYTES = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Open jobs, by identity: a resubmitted job may be open twice, and each delivery owes its own settlement."""
+
+    def __init__(self, queue: NodeQueue, *, on_work_done: Callable[[str, int], None]) -> None:
+        """`on_work_done(model, tokens)` hears of tokens that no device has to compute any more."""
+        self._queue = queue
+        self._on_work_done = on_work_done
+        self._open: set[OpenJob] = set()
+        self.cancelled = Cancelled()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, job: Job, delivery: Delivery) -> OpenJob:
+        """A job was delivered; from now on it is extended until it is settled."""
+        now_s = time.monotonic()
+        opened = OpenJob(job, delivery, arrived_s=now_s, extended_s=now_s)
+        self._open.add(opened)
+        return opened
+
+    def is_live(self, item: Item) -> bool:
+        """Whether anybody still waits for the item's job, in time."""
+        return self.is_wanted(item.owner)
+
+    def is_wanted(self, job: OpenJob) -> bool:
+        """Whether anybody still waits for the job, in time."""
+        return not job.is_settled and job.job.id not in self.cancelled and job.job.deadline_s > time.time()
+
+    async def take(self, batch: Sequence[Item], encoded: Encoded) -> None:
+        """Hand a batch's vectors to their jobs, and answer those that are now complete."""
+        width = encoded.width
+        stride = FLOAT_BYTES * width
+        if width <= 0 or len(encoded.rows) != stride * len(batch):
+            await self._fail_all(batch, f"{len(batch)} inputs came back as {len(encoded.rows)} B of width {width}")
+            return
+        bad = set(encoded.bad)
+        rows = memoryview(encoded.rows)
+        complete: list[OpenJob] = []
+        for number, item in enumerate(batch):
+            if item.owner.is_settled:
+                continue
+            self._work_done(item.owner, item.tokens)
+            if number in bad:
+                await self.fail(item, BadVector("the model gave a vector that is not finite, or zero"))
+            elif item.owner.take(item.position, rows[number * stride : (number + 1) * stride], width=width):
+                complete.append(item.owner)
+        await self._answer([(job, job.answer()) for job in complete], outcome="done")
+
+    async def fail(self, item: Item, error: ApplianceError) -> None:
+        """The item's job fails, and the client is told which input it was."""
+        index = item.owner.job.first_index + item.position
+        named = ApplianceError.restore(
+            error.code,
+            f"input[{index}]: {error.message}",
+            param=f"input[{index}]",
+            retry_after_s=error.retry_after_s,
+        )
+        await self.refuse(item.owner, named)
+
+    async def refuse(self, job: OpenJob, error: ApplianceError) -> None:
+        """The whole job fails with this error."""
+        if not job.is_settled:
+            await self._answer([(job, job.refusal(error))], outcome=error.code)
+
+    async def drop(self, items: Iterable[Item]) -> None:
+        """Settle the jobs of items that are not live."""
+        for job in {item.owner for item in items}:
+            await self.drop_job(job)
+
+    async def drop_job(self, job: OpenJob) -> None:
+        """Settle a job that is not wanted: silently if its client is gone, with `DeadlinePassed` if it is late."""
+        if job.is_settled:
+            return
+        if job.job.id in self.cancelled:
+            await self._close(job, outcome="cancelled")
+        else:
+            late = DeadlinePassed("the deadline passed while the request waited for a device; try again later")
+            await self.refuse(job, late)
+
+    async def bury(self, job: OpenJob, reason: str) -> None:
+        """The job was delivered too often, or cannot be read: move it to the dead letters and tell the client."""
+        telemetry.DEAD_LETTERS.labels(job.job.model).inc()
+        _log.error("job %s of %s is buried: %s", job.job.id, job.job.model, reason)
+        self._forget(job, outcome="buried")
+        await job.delivery.bury(reason)
+        await self._reply([(job, job.refusal(Undeliverable(f"the request could not be served: {reason}")))])
+
+    async def extend(self, *, age_s: float) -> None:
+        """Tell the queue that jobs not heard of for `age_s` are still being worked on."""
+        now_s = time.monotonic()
+        for job in [job for job in self._open if now_s - job.extended_s >= age_s]:
+            job.extended_s = now_s
+            await job.delivery.extend()
+
+    async def give_back(self) -> None:
+        """This node stops: everything still open goes to whoever pulls next."""
+        for job in list(self._open):
+            self._forget(job, outcome="given back")
+            await job.delivery.give_back()
+
+    async def _fail_all(self, batch: Sequence[Item], fault: str) -> None:
+        for job in {item.owner for item in batch}:
+            await self.refuse(job, BadVector(fault))
+
+    async def _answer(self, answers: Sequence[tuple[OpenJob, list[Reply]]], *, outcome: str) -> None:
+        if await self._reply(answers):
+            for job, _ in answers:
+                await self._close(job, outcome=outcome)
+        else:
+            for job, _ in answers:
+                self._forget(job, outcome="unanswered")
+
+    async def _reply(self, answers: Sequence[tuple[OpenJob, list[Reply]]]) -> bool:
+        """Send the replies, those for one gateway together; False when the queue is out of reach."""
+        by_gateway: dict[str, list[Reply]] = defaultdict(list)
+        for job, replies in answers:
+            by_gateway[job.job.reply_to].extend(replies)
+        try:
+            for reply_to, replies in by_gateway.items():
+                for message in messages(replies):
+                    await self._queue.reply(reply_to, encode_replies(message))
+        except ApplianceError as error:
+            _log.warning("%d answers were not sent: %s; their jobs will be delivered again", len(answers), error)
+            return False
+        return True
+
+    async def _close(self, job: OpenJob, *, outcome: str) -> None:
+        self._forget(job, outcome=outcome)
+        await job.delivery.ack()
+
+    def _forget(self, job: OpenJob, *, outcome: str) -> None:
+        job.is_settled = True
+        self._open.discard(job)
+        telemetry.JOBS.labels(job.job.model, outcome).inc()
+        telemetry.NODE_SECONDS.labels(job.job.model).observe(time.monotonic() - job.arrived_s)
+        self._work_done(job, job.tokens_left)
+
+    def _work_done(self, job: OpenJob, tokens: int) -> None:
+        job.tokens_left -= tokens
+        self._on_work_done(job.job.model, tokens)
+
+
+def messages(replies: Sequence[Reply]) -> list[list[Reply]]:
+    """Pack replies, in order, into as few messages as the size limit allows."""
+    packed: list[list[Reply]] = [[]]
+    size = 0
+    for reply in replies:
+        reply_bytes = REPLY_OVERHEAD_BYTES + (len(reply.event.data) if isinstance(reply.event, Rows) else 0)
+        if packed[-1] and size + reply_bytes > REPLIES_BYTES_MAX:
+            packed.append([])
+            size = 0
+        packed[-1].append(reply)
+        size += reply_bytes
+    return packed

@@ -1,0 +1,82 @@
+"""A job on this node, from its delivery to its settlement: what came of its items, and the replies that say so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from appliance.errors import ApplianceError
+from appliance.jobs import Done, Event, Failed, Job, Lane, Reply, Rows, Usage
+from appliance.queue.base import Delivery
+from appliance.workers.tokenize import Tokens
+
+FLOAT_BYTES = 4
+ROWS_BYTES_MAX = 512 * 1024  # of one reply; a server takes 1 MiB by default, and smaller parts interleave better
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One tokenized input of an open job. `was_alone` marks the retry of an item that saw an engine die."""
+
+    owner: "OpenJob"
+    position: int
+    ids: bytes
+    tokens: int
+    was_alone: bool = False
+
+    @property
+    def arrived_s(self) -> float:
+        return self.owner.arrived_s
+
+    @property
+    def lane(self) -> Lane:
+        return self.owner.job.lane
+
+
+@dataclass(slots=True, eq=False)
+class OpenJob:
+    """Delivered, not yet settled."""
+
+    job: Job
+    delivery: Delivery
+    arrived_s: float  # monotonic
+    extended_s: float  # monotonic; when the queue last heard of it
+    is_settled: bool = False
+    tokens: int = 0
+    tokens_left: int = 0  # of `tokens`, those no device has computed yet
+    truncated: tuple[int, ...] = ()
+    _rows: list[memoryview | None] = field(default_factory=list)
+    _missing: int = 0
+    _width: int = 0
+
+    def begin(self, inputs: Sequence[Tokens]) -> list[Item]:
+        """The job's items, now that its inputs are tokenized."""
+        self._rows = [None] * len(inputs)
+        self._missing = len(inputs)
+        self.tokens = sum(tokens.count for tokens in inputs)
+        self.tokens_left = self.tokens
+        first = self.job.first_index
+        self.truncated = tuple(first + position for position, tokens in enumerate(inputs) if tokens.is_truncated)
+        return [Item(self, position, tokens.ids, tokens.count) for position, tokens in enumerate(inputs)]
+
+    def take(self, position: int, row: memoryview, *, width: int) -> bool:
+        """Keep one vector; True when it was the last one missing."""
+        assert self._rows[position] is None, "an item was computed twice within one delivery"
+        self._rows[position] = row
+        self._width = width
+        self._missing -= 1
+        return self._missing == 0
+
+    def answer(self) -> list[Reply]:
+        """The replies of a complete job: its rows in parts of a bounded size, then `Done`."""
+        rows = b"".join(row for row in self._rows if row is not None)
+        stride = FLOAT_BYTES * self._width
+        part_bytes = max(1, ROWS_BYTES_MAX // stride) * stride
+        parts = [Rows(rows[start : start + part_bytes], self._width) for start in range(0, len(rows), part_bytes)]
+        return self._replies([*parts, Done(Usage(input_tokens=self.tokens), self.truncated)])
+
+    def refusal(self, error: ApplianceError) -> list[Reply]:
+        """The reply of a job that failed."""
+        return self._replies([Failed.of(error)])
+
+    def _replies(self, events: Sequence[Event]) -> list[Reply]:
+        attempt = self.job.attempt_base + self.delivery.attempt
+        return [Reply(self.job.id, attempt, seq, event) for seq, event in enumerate(events)]
