@@ -1,0 +1,141 @@
+"""Run a model through sentence-transformers' own modules, from token ids, in padded sub-batches.
+
+The modules (transformer, pooling, dense, normalize, …), their order and their settings come from the model's folder, so
+whatever sentence-transformers can load is run as its authors meant it. What needs more than token ids is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from appliance.workers import model_files
+
+# A text joins a sub-batch while it is at least this share of the longest text there, so that little is padding …
+_LENGTH_RATIO_MIN = 0.75
+# … or while the sub-batch is smaller than this: below it, a pass of its own costs more than the padding.
+_PADDED_TOKENS_MIN = 512
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+class SentenceTransformersRunner:
+    """A `Runner` on sentence-transformers."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self._model = model
+        transformer = _text_transformer(model)
+        _check_poolings(model)
+        tokenizer = transformer.tokenizer
+        self.vocabulary = int(transformer.model.get_input_embeddings().num_embeddings)
+        self.weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.width = int(model.get_embedding_dimension() or 0)
+        self._has_token_types = _has_token_types(tokenizer)
+        # RoBERTa-likes count positions by comparing with it, so it must be the model's own.
+        self._pad_id = next(
+            (pad for pad in (tokenizer.pad_token_id, transformer.config.pad_token_id) if pad is not None), 0
+        )
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype, device: str) -> "SentenceTransformersRunner":
+        """Load from a local folder, safetensors only, running none of its code. Raises ValueError if refused."""
+        _check_files(folder)
+        transformers_logging.disable_progress_bar()
+        try:
+            model = SentenceTransformer(
+                str(folder),
+                device=device,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"dtype": dtype, "use_safetensors": True},
+            )
+        except (OSError, ImportError, KeyError, SafetensorError) as exc:
+            raise ValueError(f"the model's files cannot be loaded: {exc}") from exc
+        return cls(model.eval())
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """The ids of one text, for the check at load; serving tokenizes in the node."""
+        tokenizer = _text_transformer(self._model).tokenizer
+        return np.asarray(tokenizer(text, truncation=True)["input_ids"], dtype=np.int32)
+
+    def run(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+        """See `Runner.run`."""
+        rows = np.empty((len(texts), self.width), dtype=np.float32)
+        for positions in _sub_batches([len(text) for text in texts]):
+            rows[positions] = self._run_padded([texts[position] for position in positions])
+        return rows
+
+    @torch.inference_mode()
+    def _run_padded(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+        longest = max(len(text) for text in texts)
+        ids = np.full((len(texts), longest), self._pad_id, dtype=np.int64)
+        mask = np.zeros((len(texts), longest), dtype=np.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+            mask[row, : len(text)] = 1
+        device = self._model.device
+        features = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
+        if self._has_token_types:
+            features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+        vectors: torch.Tensor = self._model(features)["sentence_embedding"]
+        return vectors.float().cpu().numpy()
+
+
+def _sub_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Positions grouped by similar length, longest first."""
+    group: list[int] = []
+    for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
+        longest = lengths[group[0]] if group else 0
+        if group and lengths[position] < _LENGTH_RATIO_MIN * longest and longest * len(group) >= _PADDED_TOKENS_MIN:
+            yield group
+            group = []
+        group.append(position)
+    if group:
+        yield group
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what could run code or reach outside the folder, before anything is loaded from it."""
+    if not (model_files.transformer_folder(folder) / "config.json").is_file():
+        raise ValueError("the model's folder has no config.json")
+    for module in model_files.modules(folder):
+        if not module.type.startswith("sentence_transformers."):
+            raise ValueError(f"the module {module.type!r} is code of the model's own, which is never run")
+    if next(folder.rglob("adapter_config.json"), None) is not None:
+        raise ValueError("the folder holds a PEFT adapter; merge it into its base model first")
+    for pattern in _PICKLES:
+        for pickle in folder.rglob(pattern):
+            if next(pickle.parent.glob("*.safetensors"), None) is None and not pickle.name.startswith("training_args"):
+                raise ValueError(f"{pickle.name} has no safetensors beside it; convert it, pickles are never read")
+
+
+def _text_transformer(model: SentenceTransformer) -> Transformer:
+    """The first module, which must take plain token ids. Raises ValueError when it does not."""
+    first = model[0]
+    if not isinstance(first, Transformer):
+        raise ValueError(f"the first module is {type(first).__name__}; only Transformer is served")
+    if first.modality_config.get("text", {}).get("method") != "forward" or "message" in first.modality_config:
+        raise ValueError("the model wants chat messages or other inputs than text")
+    if first.processing_kwargs:
+        raise ValueError("the model asks for processing_kwargs of its own, which are not served")
+    return first
+
+
+def _check_poolings(model: SentenceTransformer) -> None:
+    for module in model:
+        if isinstance(module, Pooling) and not module.include_prompt:
+            raise ValueError("the pooling leaves the prompt out (include_prompt=false), which is not served")
+
+
+def _has_token_types(tokenizer: PreTrainedTokenizerBase) -> bool:
+    types = tokenizer("a b").get("token_type_ids")
+    if types is not None and any(types):
+        raise ValueError("the model wants token types other than 0 for a single text, which is not served")
+    return types is not None

@@ -1,0 +1,183 @@
+"""The engine process: `python -m appliance.workers.host --socket PATH --engine encoder|fake --threads N`.
+
+It dials the node's socket, then answers one frame at a time, in order, with blocking calls: the next batch waits in
+the kernel's buffer while the device works. Exit codes: 0 after `Stop` or when the node is gone, 2 for a frame it cannot
+read, 3 when the device is lost. It never outlives its node.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, assert_never
+
+import msgspec
+
+from appliance.workers import wire
+from appliance.workers.engine import DeviceLost, Engine, OutOfMemory
+from appliance.workers.wire import Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
+
+EXIT_DONE: Final = 0
+EXIT_MALFORMED_FRAME: Final = 2
+EXIT_DEVICE_LOST: Final = 3
+
+_MESSAGE_CHARS_MAX = 300
+_PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]+")
+_PR_SET_PDEATHSIG = 1
+
+_log = logging.getLogger("appliance.engine")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one node until it stops us or is gone; the return value is the exit code."""
+    options = _options(arguments)
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the whole group; the node decides
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(options.socket)
+        except OSError as exc:
+            _log.info("nobody listens on the socket: %s", exc.strerror)
+            return EXIT_DONE
+        _limit_threads(options.threads)
+        return serve(connection, ENGINES[options.engine]())
+
+
+def serve(connection: socket.socket, engine: Engine) -> int:
+    """Answer frames until `Stop` or the end of the stream; returns the exit code."""
+    while True:
+        try:
+            order = _receive(connection)
+        except ConnectionError:
+            return EXIT_DONE
+        except (ValueError, msgspec.DecodeError) as exc:  # DecodeError covers ValidationError
+            _log.error("the node sent a malformed frame: %s", exc)
+            return EXIT_MALFORMED_FRAME
+        if order is None or isinstance(order, Stop):
+            return EXIT_DONE
+        try:
+            answer = _answer(engine, order)
+        except DeviceLost:
+            _log.exception("the device is lost; a new process has to take over")
+            return EXIT_DEVICE_LOST
+        try:
+            connection.sendall(_framed(answer, order))
+        except ConnectionError:
+            return EXIT_DONE
+
+
+def _encoder() -> Engine:
+    # Offline before the hub library is imported: a model is a verified local folder, never a download.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from appliance.workers.engines.encoder import EncoderEngine  # noqa: PLC0415  # takes seconds: it imports torch
+
+    return EncoderEngine()
+
+
+def _fake() -> Engine:
+    from appliance.workers.engines.fake import FakeEngine  # noqa: PLC0415  # each engine imports only its own runtime
+
+    return FakeEngine()
+
+
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {"encoder": _encoder, "fake": _fake}
+
+
+def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
+    """Do what the frame asks. Whatever an engine raises, except `DeviceLost`, becomes a `Fault`."""
+    batch = -1 if isinstance(order, Load) else order.batch
+    try:
+        match order:
+            case Load():
+                return engine.load(order)
+            case Encode():
+                return engine.encode(order)
+            case _:
+                assert_never(order)
+    except DeviceLost:
+        raise
+    except (OutOfMemory, MemoryError) as exc:
+        _log.warning("out of memory: %s", exc)
+        return Fault(batch, "oom", _public(exc))
+    except ValueError as exc:
+        _log.warning("refused", exc_info=True)
+        return Fault(batch, "invalid", _public(exc))
+    except Exception as exc:  # the loop that turns a bug or a runtime's error into an answer
+        _log.exception("the engine failed")
+        return Fault(batch, "failed", _public(exc))
+
+
+def _framed(answer: FromEngine, order: Load | Encode) -> bytes:
+    try:
+        return wire.frame(answer)
+    except ValueError as exc:  # more rows than one frame takes
+        return wire.frame(Fault(-1 if isinstance(order, Load) else order.batch, "invalid", _public(exc)))
+
+
+def _public(exc: BaseException) -> str:
+    """One bounded line without file paths: it may travel to a client. The log has the whole."""
+    text = _PATH.sub("<path>", " ".join(str(exc).split())) or "no message"
+    line = text if isinstance(exc, ValueError | OutOfMemory) else f"{type(exc).__name__}: {text}"
+    return line if len(line) <= _MESSAGE_CHARS_MAX else line[: _MESSAGE_CHARS_MAX - 1] + "…"
+
+
+def _receive(connection: socket.socket) -> ToEngine | None:
+    """The next frame; None at the end of the stream. Raises ConnectionError, ValueError or `msgspec.DecodeError`."""
+    header = _receive_exactly(connection, wire.LENGTH_BYTES)
+    if header is None:
+        return None
+    body = _receive_exactly(connection, wire.body_length(header))
+    return None if body is None else wire.decode_to_engine(body)
+
+
+def _receive_exactly(connection: socket.socket, length: int) -> bytes | None:
+    """`length` bytes, or None if the node hung up before they came."""
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    while view:
+        received = connection.recv_into(view)
+        if received == 0:
+            return None
+        view = view[received:]
+    return bytes(buffer)
+
+
+def _limit_threads(threads: int) -> None:
+    """Size the thread pools of the numeric libraries; has effect only before they are imported. 0: one per core."""
+    count = str(threads or os.cpu_count() or 1)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = count
+    # Idle OpenMP threads spin by default, which takes the cores from the other processes of the appliance.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when the node dies, even mid-batch. Elsewhere the socket's end stops it."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The node may have died before the request was in place. If it did before we even looked, the dial fails.
+    if os.getppid() != parent:
+        sys.exit(EXIT_DONE)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="appliance.workers.host", description="One engine process of a node.")
+    parser.add_argument("--socket", required=True, help="the node's Unix socket")
+    parser.add_argument("--engine", required=True, choices=sorted(ENGINES))
+    parser.add_argument("--threads", type=int, default=0, help="threads on a CPU; 0: one per core")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

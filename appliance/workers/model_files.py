@@ -1,0 +1,163 @@
+"""What a model folder says about itself: where its tokenizer lies, and how long an input may be.
+
+    modules.json                 the modules of a sentence-transformers model; the first is the transformer
+    sentence_bert_config.json    max_seq_length, do_lower_case
+    tokenizer_config.json        model_max_length
+    config.json                  max_position_embeddings, pad_token_id
+
+Reads JSON only, so that the node and the engine learn the same limits from the same place without any runtime.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+# Older sentence-transformers versions named the file after the architecture.
+_SENTENCE_CONFIG_NAMES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Architectures that number positions from `pad_token_id + 1`: that many rows of their position table are never used.
+_POSITIONS_AFTER_PAD = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "ibert",
+        "longformer",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+# Tokenizers without a limit of their own announce 1e30; no real model comes near this.
+_UNLIMITED_TOKENS = 10_000_000
+
+
+class TokenLimits(msgspec.Struct, frozen=True):
+    """How many tokens one input may have, special tokens included."""
+
+    tokens_max: int  # what the model was made for: sentence-transformers cuts here
+    positions_max: int  # what its position table can hold: never to be passed; >= tokens_max
+
+
+class ModelModule(msgspec.Struct, frozen=True):
+    """One line of modules.json."""
+
+    type: str = ""
+    path: str = ""
+
+
+class _Length(msgspec.Struct, frozen=True):
+    model_max_length: float | None = None
+
+
+class SentenceConfig(msgspec.Struct, frozen=True):
+    """sentence_bert_config.json, as far as it concerns text."""
+
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    processor_kwargs: _Length = _Length()
+    tokenizer_args: _Length = _Length()  # the older name of `processor_kwargs`
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True):
+    """tokenizer_config.json, as far as it concerns text. None: tokenizer.json decides."""
+
+    model_max_length: float | None = None
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model_type: str = ""
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+
+
+_modules_decoder = msgspec.json.Decoder(list[ModelModule])
+_sentence_decoder = msgspec.json.Decoder(SentenceConfig)
+_tokenizer_decoder = msgspec.json.Decoder(TokenizerConfig)
+_config_decoder = msgspec.json.Decoder(_Config)
+
+
+def modules(folder: Path) -> list[ModelModule]:
+    """The modules of a sentence-transformers folder in order; empty for a plain transformers folder.
+
+    Raises ValueError for a file that is not of that shape, or a module path that leaves the folder.
+    """
+    found = _read(folder / "modules.json", _modules_decoder) or []
+    for module in found:
+        if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
+            raise ValueError(f"modules.json names the path {module.path!r}, which leaves the model's folder")
+    return found
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Where config.json and the tokenizer lie: the folder itself, or its first module's."""
+    found = modules(folder)
+    return folder / found[0].path if found else folder
+
+
+def sentence_config(folder: Path) -> SentenceConfig:
+    """The first sentence_*_config.json of a transformer's folder, or the defaults."""
+    for name in _SENTENCE_CONFIG_NAMES:
+        config = _read(folder / name, _sentence_decoder)
+        if config is not None:
+            return config
+    return SentenceConfig()
+
+
+def tokenizer_config(folder: Path) -> TokenizerConfig:
+    """tokenizer_config.json of a transformer's folder, or the defaults."""
+    return _read(folder / "tokenizer_config.json", _tokenizer_decoder) or TokenizerConfig()
+
+
+def token_limits(folder: Path) -> TokenLimits:
+    """The limits of the model in `folder`, by sentence-transformers' own rules, held to what its positions can take.
+
+    Raises ValueError when nothing in the folder bounds the length.
+    """
+    inner = transformer_folder(folder)
+    sentence = sentence_config(inner)
+    named = (
+        sentence.processor_kwargs.model_max_length
+        or sentence.tokenizer_args.model_max_length
+        or sentence.max_seq_length
+        or tokenizer_config(inner).model_max_length
+    )
+    positions = positions_max(folder)
+    bounds = [int(bound) for bound in (named, positions) if bound and bound < _UNLIMITED_TOKENS]
+    if not bounds:
+        raise ValueError("the model's files do not say how long an input may be; set tokens_max in its facts")
+    return TokenLimits(tokens_max=min(bounds), positions_max=min(bounds) if positions is None else positions)
+
+
+def positions_max(folder: Path) -> int | None:
+    """The positions that the model in `folder` can tell apart; None when its config names no limit."""
+    config = _read(transformer_folder(folder) / "config.json", _config_decoder) or _Config()
+    positions = config.max_position_embeddings
+    if positions is None or positions <= 0:  # XLNet-likes announce -1
+        return None
+    if config.model_type in _POSITIONS_AFTER_PAD:
+        # A config that leaves it out means the architecture's default, 1 for all of these.
+        return positions - (1 if config.pad_token_id is None else config.pad_token_id) - 1
+    return positions
+
+
+def _read(path: Path, decoder: msgspec.json.Decoder[_T]) -> _T | None:
+    """None when there is no such file."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return decoder.decode(text)
+    except msgspec.DecodeError as exc:
+        raise ValueError(f"{path.name} cannot be read: {exc}") from exc

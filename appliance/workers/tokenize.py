@@ -1,0 +1,173 @@
+"""Text → token ids, in the node, with the Rust `tokenizers` library only.
+
+The ids are those that sentence-transformers would give the model: its lower-casing, its length, its special tokens; the
+text is not stripped. Truncation happens here, after tokenizing the whole text: the count of what was cut is
+exact, and one shared tokenizer is never reconfigured, so that any number of threads may use it at once.
+"""
+
+import os
+import sys
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from tokenizers import Encoding
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.normalizers import BertNormalizer, Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from appliance.errors import StartupError, TooLong
+from appliance.jobs import Truncation
+from appliance.workers import model_files
+
+if TYPE_CHECKING:
+    from tokenizers.normalizers import Normalizer
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """One tokenized text: `len(ids) == 4 * count`, int32 little-endian, special tokens included."""
+
+    ids: bytes
+    count: int
+    is_truncated: bool
+
+
+class Tokenizer:
+    """The tokenizer of one model. Thread-safe; `encode` blocks, mostly without the GIL."""
+
+    def __init__(self, rust: RustTokenizer, tokens_max: int) -> None:
+        self.tokens_max = tokens_max
+        self._rust = rust
+        if tokens_max <= rust.num_special_tokens_to_add(is_pair=False):
+            raise StartupError(f"tokens_max is {tokens_max}, which leaves no room beside the model's special tokens")
+
+    @classmethod
+    def load(cls, folder: Path, tokens_max: int | None = None) -> "Tokenizer":
+        """Read the tokenizer of a model folder. Blocks on the disk, for up to seconds with large vocabularies.
+
+        `tokens_max` overrides the model's own length, up to what its positions can hold. Raises `StartupError` for a
+        folder without a usable tokenizer.
+        """
+        # Parallelism comes from the node's threads. Rayon's own pool, one thread per core and shared by all callers,
+        # would compete with the engine for the same cores. Read by the library at each call; an operator's choice wins.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        try:
+            limit = _limit(folder, tokens_max)
+            inner = model_files.transformer_folder(folder)
+            rust = _rust_tokenizer(inner)
+            _adapt(rust, inner)
+        except ValueError as exc:
+            raise StartupError(f"the tokenizer cannot be loaded: {exc}") from exc
+        return cls(rust, limit)
+
+    def encode(
+        self, texts: Sequence[str], *, prompt: str = "", truncation: Truncation = "end", first_index: int = 0
+    ) -> list[Tokens]:
+        """Tokenize `prompt + text` for each text, in order.
+
+        A text over `tokens_max` loses its end or its start, never the special tokens; with "none" it raises `TooLong`
+        naming its index, counted from `first_index`.
+        """
+        encodings = self._rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
+        if truncation == "none":
+            self._check_lengths(encodings, first_index)
+        return [self._tokens(encoding, keeps_end=truncation == "start") for encoding in encodings]
+
+    def _check_lengths(self, encodings: Sequence[Encoding], first_index: int) -> None:
+        for index, encoding in enumerate(encodings, first_index):
+            if len(encoding) > self.tokens_max:
+                raise TooLong(
+                    f"input {index} has {len(encoding)} tokens, the model takes {self.tokens_max}; "
+                    "shorten it or allow truncation",
+                    param=f"input[{index}]",
+                )
+
+    def _tokens(self, encoding: Encoding, *, keeps_end: bool) -> Tokens:
+        ids = encoding.ids
+        surplus = len(ids) - self.tokens_max
+        if surplus > 0:
+            # The mask marks what the model's template put around the text, not what the text itself spells out.
+            mask = encoding.special_tokens_mask
+            cut = mask.index(0) if keeps_end else len(ids) - mask[::-1].index(0) - surplus
+            ids = ids[:cut] + ids[cut + surplus :]
+        return Tokens(_packed(ids), len(ids), surplus > 0)
+
+
+def _limit(folder: Path, tokens_max: int | None) -> int:
+    """The length that applies: the one asked for, held to the position table, or the model's own."""
+    if tokens_max is None:
+        return model_files.token_limits(folder).tokens_max
+    positions_max = model_files.positions_max(folder)
+    return tokens_max if positions_max is None else min(tokens_max, positions_max)
+
+
+def _rust_tokenizer(folder: Path) -> RustTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _converted(folder)
+    try:
+        return RustTokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises bare Exception for a file that it cannot read
+        raise ValueError(f"tokenizer.json cannot be read: {exc}") from exc
+
+
+def _converted(folder: Path) -> RustTokenizer:
+    """A tokenizer that exists in an older format only; transformers knows how to convert it."""
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415  # heavy, and optional in the node
+    except ImportError as exc:
+        raise ValueError("there is no tokenizer.json, and transformers is not installed to convert one") from exc
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ImportError, KeyError) as exc:
+        raise ValueError("there is no tokenizer.json, and no other tokenizer that transformers can convert") from exc
+    rust = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(rust, RustTokenizer):
+        raise ValueError(f"a {type(tokenizer).__name__} has no fast form; save the model with a tokenizer.json")
+    return rust
+
+
+def _adapt(rust: RustTokenizer, folder: Path) -> None:
+    """Apply what the folder's other files say about the text, as transformers and sentence-transformers do."""
+    rust.no_truncation()
+    rust.no_padding()
+    normalizer = rust.normalizer
+    if isinstance(normalizer, BertNormalizer):
+        _follow(normalizer, model_files.tokenizer_config(folder))
+        rust.normalizer = normalizer
+    if model_files.sentence_config(folder).do_lower_case and not _has_lowercase(normalizer):
+        rust.normalizer = NormalizerSequence([Lowercase(), *([normalizer] if normalizer else [])])
+
+
+def _follow(normalizer: BertNormalizer, config: model_files.TokenizerConfig) -> None:
+    """Where tokenizer_config.json and tokenizer.json disagree about a BERT-like, transformers follows the former."""
+    if config.do_lower_case is not None:
+        normalizer.lowercase = config.do_lower_case
+    if config.strip_accents is not None:
+        normalizer.strip_accents = config.strip_accents
+    if config.tokenize_chinese_chars is not None:
+        normalizer.handle_chinese_chars = config.tokenize_chinese_chars
+
+
+def _has_lowercase(normalizer: "Normalizer | None") -> bool:
+    if isinstance(normalizer, NormalizerSequence):
+        return any(isinstance(normalizer[i], Lowercase) for i in range(len(normalizer)))
+    return isinstance(normalizer, Lowercase)
+
+
+def _well_formed(text: str) -> str:
+    """`text`, lone surrogates (legal in JSON, not in UTF-8) replaced: the tokenizer would refuse the whole batch."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
