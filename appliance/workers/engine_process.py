@@ -122,6 +122,16 @@ class EngineProcess:
         return self._process.pid
 
     @property
+    def is_started(self) -> bool:
+        """True once there is a process, which may not have dialled yet, or be gone again."""
+        return self._process is not None
+
+    @property
+    def stderr_tail(self) -> tuple[str, ...]:
+        """The last lines that the process printed."""
+        return tuple(self._stderr)
+
+    @property
     def outstanding(self) -> int:
         """Frames that the engine has not answered yet."""
         return len(self._waiting)
