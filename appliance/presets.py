@@ -9,6 +9,7 @@ without a file of its own takes the general one (cpu-amx → cpu, l4 → gpu), a
 are refused everywhere. No tuning lives in code.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def presets_dirs(extra: str) -> tuple[Path, ...]:
     """The directories to look in, first one first: the user's (`Settings.presets_dir`), then the shipped one."""
     if not extra:
         return (shipped_presets_dir(),)
-    if not Path(extra).is_dir():
+    if not os.path.isdir(extra):
         raise StartupError(f"presets_dir is {extra!r}, which is no directory; create it or leave presets_dir out")
     return (Path(extra), shipped_presets_dir())
 
@@ -181,4 +182,4 @@ def _layer(table: dict[str, Any], kind: type[msgspec.Struct], *, source: str) ->
 
 
 def _first(directories: Sequence[Path], name: Path) -> Path | None:
-    return next((path for directory in directories if (path := directory / name).is_file()), None)
+    return next((path for directory in directories if os.path.isfile(path := directory / name)), None)

@@ -6,6 +6,7 @@ Kubernetes injects such variables for a Service named "appliance".
 """
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _config_path(config_file: Path | None, environ: Mapping[str, str]) -> Path |
         return config_file
     if named := environ.get(CONFIG_VARIABLE):
         return Path(named)
-    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+    return DEFAULT_FILE if os.path.lexists(DEFAULT_FILE) else None
 
 
 def _holds(table: Mapping[str, Any], name: str) -> bool:

@@ -38,7 +38,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         line = data.count(b"\n", 0, exc.start) + 1
         raise StartupError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
-        raise StartupError(f"{path} is not valid TOML: {exc}") from exc
+        last_line = data.rstrip(b"\n").count(b"\n") + 1
+        reason = str(exc).replace("at end of document", f"at line {last_line}, the end of the file")
+        raise StartupError(f"{path} is not valid TOML: {reason}") from exc
 
 
 def check_table(

@@ -7,6 +7,7 @@ every digest that the preset lists.
 
 import hashlib
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from appliance.presets import Facts, Package
 from appliance.settings import ModelSettings
 from appliance.workers.weights import check_safetensors
 
+CACHE_FOLDER = "models"  # below the state directory: what the hub client downloads
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
 FILES_MAX = 10_000
 CONFIG_BYTES_MAX = 64 * 1024 * 1024
@@ -29,23 +31,28 @@ _CODE_CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 
 
-def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path, is_download_allowed: bool = True) -> Path:
-    """The model's folder, ready to load. Blocks on disk (hashing) and network. Raises `StartupError`."""
-    folder = locate(facts, model, cache_dir=cache_dir, is_download_allowed=is_download_allowed)
+def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
+    """The model's folder, ready to load. Blocks on network and disk (hashing). Raises `StartupError`."""
+    folder = locate(facts, model, cache_dir=cache_dir)
     check_folder(folder)
     verify(folder, facts.sha256)
     return folder
 
 
-def locate(facts: Facts, model: ModelSettings, *, cache_dir: Path, is_download_allowed: bool = True) -> Path:
-    """The model's folder, unchecked; downloads into `cache_dir` where it must and may. Raises `StartupError`."""
+def locate(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
+    """The model's folder, unchecked; downloaded into `cache_dir` where it is not here. Raises `StartupError`."""
+    return find(facts, model, cache_dir=cache_dir) or _from_hub(facts, cache_dir=cache_dir)
+
+
+def find(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path | None:
+    """Like `locate`, without the network: None where only the hub may have the model."""
     if model.folder:
         folder = Path(model.folder).expanduser()
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise StartupError(f'the folder of the model "{model.name}" is {model.folder!r}, which is no directory')
         return folder
     packaged = _package_folder(facts.package) if facts.package else None
-    return packaged or _hub_folder(facts, cache_dir=cache_dir, is_download_allowed=is_download_allowed)
+    return packaged or _cached_folder(facts, cache_dir=cache_dir)
 
 
 def check_folder(folder: Path) -> int:
@@ -73,7 +80,7 @@ def verify(folder: Path, sha256: Mapping[str, str]) -> None:
     roots = _allowed_roots(folder)
     for name, expected in sha256.items():
         path = folder / _relative(name)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise StartupError(f"{folder} lacks {name}, which the preset lists; get the model again")
         _check_inside(path, roots)
         found = digest(path)
@@ -108,12 +115,24 @@ def _package_folder(package: Package) -> Path | None:
     return None
 
 
-def _hub_folder(facts: Facts, *, cache_dir: Path, is_download_allowed: bool) -> Path:
+def _cached_folder(facts: Facts, *, cache_dir: Path) -> Path | None:
+    if not _HUB_ID.fullmatch(facts.name) or not cache_dir.is_dir() or not importlib.util.find_spec("huggingface_hub"):
+        return None
+    from huggingface_hub import errors  # noqa: PLC0415 - heavy, see `_from_hub`
+
+    try:
+        return _snapshot(facts, cache_dir=cache_dir, is_local=True)
+    except errors.LocalEntryNotFoundError:
+        return None
+    except (errors.HFValidationError, OSError) as exc:
+        raise StartupError(f'the cached files of "{facts.name}" in {cache_dir} cannot be used: {exc}') from exc
+
+
+def _from_hub(facts: Facts, *, cache_dir: Path) -> Path:
     if not _HUB_ID.fullmatch(facts.name):
         raise StartupError(f'the model "{facts.name}" is no hub id ("org/name"); set its `folder` in [[models]]')
     try:
         # Heavy, and of no use where the files lie in a folder or a package.
-        import huggingface_hub  # noqa: PLC0415
         from huggingface_hub import errors  # noqa: PLC0415
     except ImportError as exc:
         raise StartupError(
@@ -121,13 +140,7 @@ def _hub_folder(facts: Facts, *, cache_dir: Path, is_download_allowed: bool) -> 
             "install appliance[encoder]"
         ) from exc
     try:
-        folder = huggingface_hub.snapshot_download(
-            facts.name,
-            revision=facts.revision or None,
-            cache_dir=cache_dir,
-            allow_patterns=list(HUB_PATTERNS),
-            local_files_only=not is_download_allowed,
-        )
+        return _snapshot(facts, cache_dir=cache_dir, is_local=False)
     except errors.GatedRepoError as exc:
         raise StartupError(
             f'"{facts.name}" is gated: accept its terms at https://huggingface.co/{facts.name} and set HF_TOKEN'
@@ -140,14 +153,26 @@ def _hub_folder(facts: Facts, *, cache_dir: Path, is_download_allowed: bool) -> 
         raise StartupError(f'"{facts.name}" has no revision "{facts.revision}"; correct `revision`') from exc
     except errors.LocalEntryNotFoundError as exc:
         raise StartupError(
-            f'the files of "{facts.name}" are not in {cache_dir} and the hub is out of reach (offline, or '
+            f'the files of "{facts.name}" are not in {cache_dir} and the hub is out of reach (no network, or '
             f"HF_HUB_OFFLINE is set); {_other_ways(facts)}, or connect to the hub once"
         ) from exc
-    except (OSError, errors.HFValidationError, *_transport_errors()) as exc:
+    except (errors.HFValidationError, OSError, *_transport_errors()) as exc:
         raise StartupError(
             f'"{facts.name}" could not be downloaded: {type(exc).__name__}: {_first_line(exc)}; try again, or '
             f"{_other_ways(facts)}"
         ) from exc
+
+
+def _snapshot(facts: Facts, *, cache_dir: Path, is_local: bool) -> Path:
+    import huggingface_hub  # noqa: PLC0415 - heavy, see `_from_hub`
+
+    folder = huggingface_hub.snapshot_download(
+        facts.name,
+        revision=facts.revision or None,
+        cache_dir=cache_dir,
+        allow_patterns=list(HUB_PATTERNS),
+        local_files_only=is_local,
+    )
     return Path(folder)
 
 
@@ -185,9 +210,9 @@ def _files(folder: Path) -> Iterator[Path]:
                 raise StartupError(f"{folder} holds over {FILES_MAX} files; name the folder of one model")
             _check_inside(path, roots)
             # A linked directory is left alone: it may lead round in a circle, and no model needs one.
-            if path.is_dir() and not path.is_symlink():
+            if os.path.isdir(path) and not os.path.islink(path):
                 pending.append(path)
-            elif path.is_file():
+            elif os.path.isfile(path):
                 yield path
 
 
@@ -207,7 +232,7 @@ def _check_inside(path: Path, roots: tuple[Path, ...]) -> None:
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError) as exc:
-        raise StartupError(f"{path} is a link that leads nowhere; get the model again") from exc
+        raise StartupError(f"{path} cannot be followed; get the model again") from exc
     if not any(real.is_relative_to(root) for root in roots):
         raise StartupError(f"{path} leads out of the model's folder, to {real}; copy the file into the folder")
 
