@@ -1,10 +1,10 @@
-"""One frozen `Settings`, from `appliance.toml` and the environment, and the only place that reads either.
+"""One frozen `Settings`, from `appliance.toml` and the environment; `settings_source.py` alone reads either.
 
 Every field can be set as `APPLIANCE_<SECTION>_<FIELD>` (`APPLIANCE_NATS_URL`); the few everyone needs have a short name
 (`SHORT_NAMES`). The environment wins over the file, the file over the defaults here. Tuning belongs to presets.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -69,12 +69,14 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = ""  # default: the host name
     device: str = "auto"  # "auto", "cpu", "cuda:0"
+    engine: Literal["encoder", "fake"] = "encoder"  # "fake" computes without a model: for tests and load studies
     engine_threads: Annotated[int, Meta(ge=0, le=256)] = 0  # 0: one per core, on a CPU
     tokenizer_threads: Annotated[int, Meta(ge=1, le=64)] = 2
     engine_start_s: Seconds = 300.0
     batch_timeout_s: Seconds = 120.0
     bulk_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the batches, promised to the bulk lane while it has work
     drain_s: Annotated[float, Meta(ge=0, le=600)] = 20.0  # how long SIGTERM waits for open jobs
+    metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # for a worker run apart; 0: none
 
 
@@ -94,6 +96,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     state_dir: str = ".appliance"  # sockets, NATS storage, metrics, caches
     presets_dir: str = ""  # extra presets, looked at before the shipped ones
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
     gateway: GatewaySettings = GatewaySettings()
     nats: NatsSettings = NatsSettings()
     queue: QueueSettings = QueueSettings()

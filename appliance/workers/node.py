@@ -63,12 +63,14 @@ class Node:
         *,
         models: Sequence[ServedModel],
         engine_factories: Mapping[str, EngineFactory],
+        threads: int,
         worker: WorkerSettings,
         settings: QueueSettings,
     ) -> None:
-        """`engine_factories` make an engine process per device, by torch's name of the device."""
+        """`engine_factories` make an engine process per device, by torch's name of it; `threads` is for CPU devices."""
         self._queue = queue
         self._models = {model.name: model for model in models}
+        self._threads = threads
         self._worker = worker
         self._settings = settings
         self._ledger = Ledger(queue, on_work_done=self._on_work_done)
@@ -200,7 +202,7 @@ class Node:
             folder=str(model.folder),
             dtype=model.preset.tuning.dtype,
             device=device,
-            threads=self._worker.engine_threads,
+            threads=self._threads,
         )
 
 

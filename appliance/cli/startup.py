@@ -1,0 +1,63 @@
+"""What every long-running command does first: read settings, set up logging, and word what stops a start."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+
+import click
+import uvloop
+
+from appliance import logs
+from appliance.errors import StartupError
+from appliance.settings import Settings
+from appliance.settings_source import load_settings
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again will not help
+
+config_option = click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="The configuration file to read."
+)
+
+
+@contextlib.contextmanager
+def startup_errors() -> Iterator[None]:
+    """Turn a StartupError, also one from within task groups, into its message and exit code 78."""
+    try:
+        yield
+    except* StartupError as group:
+        for error in _leaves(group):
+            click.echo(f"appliance: {error}", err=True)
+        sys.exit(EXIT_CONFIG)
+
+
+def prepare(config_file: Path | None, *, part: str) -> Settings:
+    """Settings, with logging set up by them."""
+    settings = load_settings(config_file=config_file, environ=os.environ)
+    logs.configure(level=settings.log_level, format=settings.log_format, part=part)
+    return settings
+
+
+def run(main: Coroutine[object, object, None]) -> None:
+    """Run on uvloop: half the CPU of the standard loop for many small messages."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+def stop_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets. Call it on the running loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for child in error.exceptions:
+            yield from _leaves(child)
+    else:
+        yield error

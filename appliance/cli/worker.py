@@ -1,0 +1,71 @@
+"""`appliance worker`: one node alone, on a NATS given by URL."""
+
+import os
+from pathlib import Path
+
+import click
+from prometheus_client import start_http_server
+
+from appliance.cli.gateway import require_nats
+from appliance.cli.startup import config_option, prepare, run, startup_errors, stop_signals
+from appliance.hardware import Hardware, detect
+from appliance.presets import load_preset, presets_dirs
+from appliance.queue.jetstream import JetStreamNodeQueue
+from appliance.settings import ModelSettings, Settings
+from appliance.workers.engine_process import EngineProcess, host_command
+from appliance.workers.node import Node, ServedModel
+from appliance.workers.store import CACHE_FOLDER, verified_folder
+from appliance.workers.tokenize import Tokenizer
+
+
+@click.command("worker")
+@config_option
+def worker_command(config_file: Path | None) -> None:
+    """Run a worker node; needs `nats.url`."""
+    with startup_errors():
+        settings = prepare(config_file, part="worker")
+        require_nats(settings)
+        hardware = detect(settings.worker.device, environ=os.environ)
+        models = [served_model(model, settings, hardware=hardware) for model in settings.models]
+        sockets_dir = Path(settings.state_dir, "run")
+        sockets_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run(_serve(settings, models=models, hardware=hardware, sockets_dir=sockets_dir))
+
+
+async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Hardware, sockets_dir: Path) -> None:
+    stop = stop_signals()
+    worker = settings.worker
+    if worker.metrics_port:
+        start_http_server(worker.metrics_port, addr=worker.metrics_host)
+
+    def engine_of() -> EngineProcess:
+        return EngineProcess(
+            host_command(worker.engine, threads=engine_threads(settings)),
+            name=f"{worker.engine} on {hardware.device}",
+            sockets_dir=sockets_dir,
+            start_timeout_s=worker.engine_start_s,
+            batch_timeout_s=worker.batch_timeout_s,
+        )
+
+    async with JetStreamNodeQueue(settings.nats, settings.queue) as queue:
+        node = Node(
+            queue,
+            models=models,
+            engine_factories={hardware.device: engine_of},
+            threads=engine_threads(settings),
+            worker=worker,
+            settings=settings.queue,
+        )
+        await node.run(stop)
+
+
+def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware) -> ServedModel:
+    """Find the model's preset and files, and verify them. Blocks; a hub model is downloaded on its first start."""
+    preset = load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
+    folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
+    return ServedModel(preset, folder, Tokenizer.load(folder, preset.facts.tokens_max))
+
+
+def engine_threads(settings: Settings) -> int:
+    """Intra-op threads of an engine on a CPU: as set, else one per core this process may use."""
+    return settings.worker.engine_threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,42 @@
+"""How the processes log: one line an event on stderr, as text for a person or as JSON for a collector."""
+
+import json
+import logging
+import time
+from typing import Literal
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def configure(*, level: Level, format: Format, part: str) -> None:  # noqa: A002  # named as the setting is
+    """Set up logging for this process; `part` says which of the appliance's processes speaks."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines(part) if format == "json" else _TextLines(part))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Libraries speak when something is wrong.
+    for name in ("uvicorn", "nats", "httpx", "urllib3", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _TextLines(logging.Formatter):
+    def __init__(self, part: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {part}: %(message)s", datefmt="%H:%M:%S")
+
+
+class _JsonLines(logging.Formatter):
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "part": self._part,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
