@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +175,7 @@ def test_names_that_are_no_folder_are_refused(name: str) -> None:
         folder_name(name)
 
 
+@hypothesis.settings(deadline=None)  # not a test of speed
 @given(st.text(max_size=30))
 def test_no_name_leaves_the_presets_directory(name: str) -> None:
     try:

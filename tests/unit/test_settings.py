@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgspec
 import pytest
 from hypothesis import given
@@ -336,6 +337,7 @@ def test_urls_lose_their_userinfo(url: str, masked: str) -> None:
     assert mask_url(url) == masked
 
 
+@hypothesis.settings(deadline=None)  # not a test of speed
 @given(st.text("/:@,.x", max_size=8), st.text("/:@,.x", max_size=8))
 def test_no_url_however_odd_shows_what_comes_before_an_at_sign(before: str, after: str) -> None:
     assert "hunter2" not in mask_url(f"{before}hunter2@{after}")
@@ -355,11 +357,13 @@ def port_or_message(text: str) -> int | str:
         return exc.message
 
 
+@hypothesis.settings(deadline=None)  # not a test of speed
 @given(st.integers(1, 65535))
 def test_any_port_comes_back_from_the_environment(port: int) -> None:
     assert load_settings(config_file=None, environ={"APPLIANCE_PORT": f" {port} "}).gateway.port == port
 
 
+@hypothesis.settings(deadline=None)  # not a test of speed
 @given(st.text(max_size=40))
 def test_any_port_text_is_either_a_port_or_refused(text: str) -> None:
     outcome = port_or_message(text)

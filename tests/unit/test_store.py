@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -337,6 +338,7 @@ def size_or_message(path: Path) -> int | str:
         return exc.message
 
 
+@hypothesis.settings(deadline=None)  # not a test of speed
 @given(st.binary(max_size=64), st.integers(0, 80))
 def test_no_bytes_make_the_check_crash(tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int) -> None:
     path = tmp_path_factory.getbasetemp() / "noise.safetensors"
