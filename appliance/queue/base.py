@@ -25,7 +25,10 @@ class GatewayListener(Protocol):
         """The queue did not take the job and will not: it is full, or stayed out of reach."""
 
     def on_restored(self) -> None:
-        """The connection came back after a loss: jobs that were queued and replies in flight may be gone."""
+        """The connection came back after a loss: submit again what is still wanted.
+
+        Jobs that were queued or not yet confirmed, and replies in flight, may be gone; nothing is sent again by itself.
+        """
 
 
 class GatewayQueue(Protocol):
@@ -47,7 +50,8 @@ class GatewayQueue(Protocol):
         """Send one job; a refusal comes to `GatewayListener.on_refused`.
 
         `message_id` de-duplicates: the same id twice within the window stores one job. Raises `QueueUnavailable` when
-        there is no connection.
+        there is no connection, `Overloaded` when too many jobs are unconfirmed, `BodyTooLarge` over
+        `payload_bytes_max`.
         """
 
     async def cancel(self, job_ids: Sequence[str]) -> None:
@@ -55,7 +59,10 @@ class GatewayQueue(Protocol):
 
 
 class Delivery(Protocol):
-    """One job handed to this node. Exactly one of `ack`, `give_back` and `bury` settles it."""
+    """One job handed to this node. Exactly one of `ack`, `give_back` and `bury` settles it; a second one does nothing.
+
+    A settlement that is lost with the connection leads to a redelivery, not to an error.
+    """
 
     @property
     def payload(self) -> bytes:
@@ -75,7 +82,10 @@ class Delivery(Protocol):
         """Not done: deliver it again, to any node, after the delay."""
 
     async def bury(self, reason: str) -> None:
-        """Move it to the dead-letter stream with its payload and the reason; it is not delivered again."""
+        """Move it to the dead-letter stream with its payload and the reason; it is not delivered again.
+
+        Raises `QueueUnavailable` when the dead letter cannot be stored: the job is then redelivered, not lost.
+        """
 
 
 class Pull(Protocol):
@@ -98,7 +108,10 @@ class NodeQueue(Protocol):
         """Open the pull for one (model, lane); creates the durable consumer. Nothing arrives before `want`."""
 
     async def reply(self, reply_to: str, payload: bytes) -> None:
-        """Send one message of `jobs.encode_replies` straight to the gateway. At most once; never queued."""
+        """Send one message of `jobs.encode_replies` straight to the gateway. At most once; never queued.
+
+        Raises `QueueUnavailable` without a connection and `BodyTooLarge` over `payload_bytes_max`.
+        """
 
     def on_cancel(self, callback: Callable[[bytes], None]) -> None:
         """`callback` gets every `jobs.encode_cancel` payload that gateways send."""

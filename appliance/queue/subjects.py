@@ -1,19 +1,25 @@
 """Subject and consumer names. Model names are data: `BAAI/bge-m3` and `Qwen2.5-7B` are no NATS tokens as they stand.
 
-A name is escaped byte by byte: letters, digits, `-` and `_` stay, every other UTF-8 byte becomes `=XX` (upper-case hex).
-The result is valid as one subject token and inside a consumer name, is injective, and `unescape` inverts it.
+A name is escaped byte by byte: letters, digits, `-` and `_` stay, every other UTF-8 byte becomes `=XX` (upper-case
+hex). The result is valid as one subject token and inside a consumer name, is injective, and `unescape` inverts it.
 """
 
+import hashlib
 import re
+from typing import Literal
 
 from appliance.jobs import Lane
+
+Role = Literal["gateway", "node"]  # who speaks; permissions differ
 
 CANCEL_SUBJECT = "cancel"
 REPLY_PREFIX = "replies"
 JOBS_PREFIX = "jobs"
 DEAD_PREFIX = "dead"
+INBOX_PREFIX = "_INBOX"
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_CONSUMER_CHARS_MAX = 255
 _ESCAPED = re.compile(r"=([0-9A-F]{2})")
 
 
@@ -43,5 +49,14 @@ def stream_name(lane: Lane) -> str:
 
 
 def consumer_name(lane: Lane, model: str) -> str:
-    """The durable consumer that all nodes holding the model share."""
-    return f"{lane}-{escape(model)}"
+    """The durable consumer that all nodes holding the model share. A name too long for NATS ends in its hash."""
+    name = f"{lane}-{escape(model)}"
+    if len(name) <= _CONSUMER_CHARS_MAX:
+        return name
+    digest = hashlib.sha256(model.encode()).hexdigest()[:32]
+    return f"{name[: _CONSUMER_CHARS_MAX - len(digest) - 1]}-{digest}"
+
+
+def inbox_prefix(role: Role) -> str:
+    """Where answers to one role's requests go; a role may listen to its own only."""
+    return f"{INBOX_PREFIX}.{role}"
