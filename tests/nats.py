@@ -44,6 +44,11 @@ class NatsServer:
                 raise AssertionError(f"nats-server did not start:\n{(self._folder / 'server.log').read_text()}")
             time.sleep(0.01)
 
+    def signal(self, number: int) -> None:
+        """Send it a signal: SIGSTOP freezes it, SIGCONT thaws it."""
+        assert self._process is not None, "the server runs"
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it as a crash does: SIGKILL."""
         if self._process is not None:

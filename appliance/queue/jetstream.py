@@ -32,7 +32,8 @@ OUTBOUND_BYTES_MAX = 32 * 1024 * 1024  # written by us, not yet taken by the soc
 OUTBOUND_WAIT_S = 5.0  # how long a sender waits for room in it
 PING_INTERVAL_S = 5.0
 PINGS_UNANSWERED_MAX = 2  # a server that is gone without a word is noticed after this many intervals
-CLOSE_WAIT_S = 2.0
+CLOSE_WAIT_S = 2.0  # to send what is buffered
+CLOSE_WAIT_BROKEN_S = 0.1  # after a failed TLS handshake asyncio never reports the socket's end
 TEND_INTERVAL_S = 0.25  # between looks at what is unconfirmed, expired or silent
 CANCELLED_JOBS_MAX = 1000  # in one message
 
@@ -327,8 +328,9 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
 
     async def close(self) -> None:
         """Send what is buffered, if possible, and end. May be called twice."""
+        wait_s = CLOSE_WAIT_S if self.is_connected else CLOSE_WAIT_BROKEN_S
         with contextlib.suppress(TimeoutError, OSError, errors.Error):
-            async with asyncio.timeout(CLOSE_WAIT_S):
+            async with asyncio.timeout(wait_s):
                 await super().close()
         self._end()
 

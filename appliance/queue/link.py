@@ -13,7 +13,15 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from appliance.errors import ApplianceError, QueueUnavailable, StartupError
-from appliance.queue.streams import NAME_IN_USE, NO_ROOM, NOT_FOUND, ApiError, StreamConfig, decode_answer, stream_subject
+from appliance.queue.streams import (
+    NAME_IN_USE,
+    NO_ROOM,
+    NOT_FOUND,
+    ApiError,
+    StreamConfig,
+    decode_answer,
+    stream_subject,
+)
 
 RETRY_WAIT_MIN_S = 0.1
 RETRY_WAIT_MAX_S = 2.0

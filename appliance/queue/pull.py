@@ -69,6 +69,7 @@ class JetStreamPull:
         if self._is_closed:
             return
         if self.needs_repair:
+            _log.info("asking anew for the jobs of %s (%s): the server may have lost the pull", self._model, self._lane)
             async with self._opening:
                 await self._hang_up()
                 await self._open(connection)

@@ -76,7 +76,7 @@ class OnNats:
 
     async def dead_letters(self) -> list[tuple[str, int, str, bytes]]:
         """Model, attempt, reason, payload, as any NATS client reads them."""
-        async with nats_client(self._server) as client:
+        async with nats_client(self._server.url) as client:
             jetstream = client.jetstream()
             count = (await jetstream.stream_info("DEAD")).state.messages
             reader = await jetstream.subscribe("dead.>", ordered_consumer=True)
@@ -94,9 +94,9 @@ class OnNats:
 
 
 @contextlib.asynccontextmanager
-async def nats_client(server: NatsServer, **options: Any) -> AsyncIterator[Any]:  # nats-py is untyped here
+async def nats_client(url: str, **options: Any) -> AsyncIterator[Any]:  # nats-py is untyped here
     """A plain client beside ours."""
-    client = await nats.connect(server.url, **options)
+    client = await nats.connect(url, **options)
     try:
         yield client
     finally:
