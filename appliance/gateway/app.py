@@ -1,5 +1,7 @@
 """The ASGI app: which path is served by what, and how faults that Litestar finds are worded."""
 
+import logging
+
 from litestar import Litestar, Response
 from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
@@ -8,10 +10,10 @@ from litestar.types import ASGIApp
 
 from appliance import telemetry
 from appliance.catalog import Catalog
-from appliance.errors import ApplianceError, InternalError, InvalidRequest, MethodNotAllowed, UnknownPath
+from appliance.errors import ApplianceError, InvalidRequest, MethodNotAllowed, UnknownPath
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.embeddings import Embeddings
-from appliance.gateway.endpoints import route
+from appliance.gateway.endpoints import as_response, get_below, internal_error, route
 from appliance.gateway.front import Front, Keys
 from appliance.gateway.health import Canary, Health
 from appliance.gateway.http import Answer, Request, answer_of
@@ -19,6 +21,8 @@ from appliance.gateway.models import Models
 from appliance.settings import Settings
 
 API_PREFIX = "/v1"
+
+_log = logging.getLogger(__name__)
 
 
 def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, canary: Canary) -> ASGIApp:
@@ -32,12 +36,12 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         route_handlers=[
             route("/v1/embeddings", "embeddings", {"POST": embeddings.post}),
             route("/v1/models", "models", {"GET": models.list}),
-            route("/v1/models/{model:path}", "model", {"GET": models.get}),
+            get_below("/v1/models", "models", models.get),
             route("/healthz", "healthz", {"GET": health.healthz}),
             route("/readyz", "readyz", {"GET": health.readyz}),
             route("/metrics", "metrics", {"GET": metrics}),
         ],
-        exception_handlers={HTTPException: _http_fault},
+        exception_handlers={HTTPException: _http_fault, Exception: _bug},
         openapi_config=None,
         logging_config=None,
     )
@@ -50,10 +54,14 @@ async def metrics(request: Request) -> Answer:
 
 
 def _http_fault(request: LitestarRequest[object, object, State], fault: HTTPException) -> Response[bytes]:
-    """What Litestar itself refuses: unknown paths, and paths it cannot read."""
-    answer = answer_of(_error_of(fault, path=request.url.path))
-    headers = {name.decode(): value.decode() for name, value in answer.headers}
-    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)
+    """What Litestar itself refuses: unknown paths, wrong methods, and requests it cannot read."""
+    return as_response(answer_of(_error_of(fault, path=request.url.path)))
+
+
+def _bug(request: LitestarRequest[object, object, State], fault: Exception) -> Response[bytes]:
+    """A fault outside of any endpoint."""
+    _log.error("%s %s failed outside of its endpoint", request.method, request.url.path, exc_info=fault)
+    return as_response(answer_of(internal_error()))
 
 
 def _error_of(fault: HTTPException, *, path: str) -> ApplianceError:
@@ -65,7 +73,7 @@ def _error_of(fault: HTTPException, *, path: str) -> ApplianceError:
         case status if 400 <= status < 500:
             return InvalidRequest("the request cannot be read")
         case _:
-            return InternalError("the server made an error; its log has the details under this request id")
+            return internal_error()
 
 
 def _base_url_hint(path: str) -> str:

@@ -128,6 +128,7 @@ class Dispatcher(GatewayListener):
         finally:
             self._requests -= 1
             self._bytes -= size
+            telemetry.PENDING_REQUESTS.dec()
             await self._forget(call)
             if call.done.done():
                 call.done.exception()  # retrieved, also when the client left at the same moment
@@ -185,6 +186,7 @@ class Dispatcher(GatewayListener):
             raise QueueUnavailable("the queue is out of reach at present; try again", retry_after_s=2)
         self._requests += 1
         self._bytes += size
+        telemetry.PENDING_REQUESTS.inc()
 
     async def _submit(self, job: Job, payload: bytes, *, message_id: str) -> None:
         await self._attached.submit(

