@@ -135,7 +135,10 @@ def token_limits(folder: Path) -> TokenLimits:
     positions = positions_max(folder)
     bounds = [int(bound) for bound in (named, positions) if bound and bound < _UNLIMITED_TOKENS]
     if not bounds:
-        raise ValueError("the model's files do not say how long an input may be; set tokens_max in its facts")
+        raise ValueError(
+            "the model's files do not say how long an input may be; "
+            "add `max_seq_length` to its sentence_bert_config.json"
+        )
     return TokenLimits(tokens_max=min(bounds), positions_max=min(bounds) if positions is None else positions)
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.normalizers import BertNormalizer, Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from appliance.errors import StartupError, TooLong
+from appliance.errors import InvalidRequest, StartupError, TooLong
 from appliance.jobs import Truncation
 from appliance.workers import model_files
 
@@ -67,22 +67,22 @@ class Tokenizer:
     ) -> list[Tokens]:
         """Tokenize `prompt + text` for each text, in order.
 
-        A text over `tokens_max` loses its end or its start, never the special tokens; with "none" it raises `TooLong`
-        naming its index, counted from `first_index`.
+        A text over `tokens_max` loses its end or its start, never the special tokens; with "none" it raises `TooLong`.
+        A text without any token raises `InvalidRequest`. Both name the text's index, counted from `first_index`.
         """
         encodings = self._rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
-        if truncation == "none":
-            self._check_lengths(encodings, first_index)
+        for index, encoding in enumerate(encodings, first_index):
+            self._check_length(len(encoding), index, is_cut=truncation != "none")
         return [self._tokens(encoding, keeps_end=truncation == "start") for encoding in encodings]
 
-    def _check_lengths(self, encodings: Sequence[Encoding], first_index: int) -> None:
-        for index, encoding in enumerate(encodings, first_index):
-            if len(encoding) > self.tokens_max:
-                raise TooLong(
-                    f"input {index} has {len(encoding)} tokens, the model takes {self.tokens_max}; "
-                    "shorten it or allow truncation",
-                    param=f"input[{index}]",
-                )
+    def _check_length(self, count: int, index: int, *, is_cut: bool) -> None:
+        if count == 0:  # only where the model wants no special tokens
+            raise InvalidRequest(f"input {index} has no tokens; send some text", param=f"input[{index}]")
+        if count > self.tokens_max and not is_cut:
+            raise TooLong(
+                f"input {index} has {count} tokens, the model takes {self.tokens_max}; shorten it or allow truncation",
+                param=f"input[{index}]",
+            )
 
     def _tokens(self, encoding: Encoding, *, keeps_end: bool) -> Tokens:
         ids = encoding.ids

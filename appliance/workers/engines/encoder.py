@@ -7,12 +7,12 @@ that the model does not bear (checked at load against float32, on texts of diffe
 import gc
 import logging
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -40,9 +40,17 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 _log = logging.getLogger("appliance.engine")
 
 
-class _Resident(msgspec.Struct, frozen=True):
+class _Resident(NamedTuple):
     runner: Runner
     limits: model_files.TokenLimits
+
+
+class _Golden(NamedTuple):
+    """What the model has to agree with: the check texts' ids, their float32 vectors, and samples of the weights."""
+
+    texts: list[npt.NDArray[np.int32]]
+    rows: npt.NDArray[np.float32]
+    weight_samples: dict[str, list[float]]
 
 
 class EncoderEngine:
@@ -62,7 +70,7 @@ class EncoderEngine:
         self._models.pop(order.model, None)
         with _translated():
             limits = model_files.token_limits(folder)
-            runner = _verified(folder, _DTYPES[order.dtype], order.device)
+            runner = _verified(folder, limits, _DTYPES[order.dtype], order.device)
         self._models[order.model] = _Resident(runner, limits)
         load_s = time.perf_counter() - started_s
         _log.info("loaded %s: %s on %s in %.1f s", order.model, order.dtype, order.device, load_s)
@@ -83,27 +91,33 @@ class EncoderEngine:
         return Encoded(batch.batch, unit.tobytes(), runner.width, bad, device_s)
 
 
-def _verified(folder: Path, dtype: torch.dtype, device: str) -> Runner:
-    """The model in `dtype` on its device, if its vectors agree with those of a float32 copy on the CPU.
+def _verified(folder: Path, limits: model_files.TokenLimits, dtype: torch.dtype, device: str) -> Runner:
+    """The model in `dtype` on its device, if it agrees with a float32 copy on the CPU, which is gone before it comes.
 
-    The copy is gone before the model comes. In float32 too: a weight that its file lacks starts out random, differently
-    in each copy, and so does not pass for a model.
+    In float32 too: a weight that its file lacks starts out random, differently in each copy, and is so found out.
     """
-    texts, reference = _reference(folder)
+    golden = _golden(folder, limits, dtype)
     runner = SentenceTransformersRunner.load(folder, dtype=dtype, device=device)
-    rows, bad = normalize(runner.run(texts))
+    _check_weights(runner.weight_samples(dtype), golden.weight_samples)
+    rows, bad = normalize(runner.run(golden.texts))
     if bad:
-        raise ValueError(f"{len(bad)} of {len(texts)} check texts give vectors that are not finite or are zero")
-    check_cosine(rows, reference, dtype=str(dtype).removeprefix("torch."))
+        raise ValueError(f"{len(bad)} of {len(rows)} check texts give vectors that are not finite or are zero")
+    check_cosine(rows, golden.rows, dtype=str(dtype).removeprefix("torch."))
     return runner
 
 
-def _reference(folder: Path) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.float32]]:
-    """Ids and float32 vectors of the check texts."""
+def _golden(folder: Path, limits: model_files.TokenLimits, dtype: torch.dtype) -> _Golden:
     runner = SentenceTransformersRunner.load(folder, dtype=torch.float32, device="cpu")
-    texts = [runner.tokenize(text) for text in _GOLDEN_TEXTS]
+    texts = [runner.tokenize(text)[: limits.tokens_max] for text in _GOLDEN_TEXTS]
     rows, _ = normalize(runner.run(texts))
-    return texts, rows
+    return _Golden(texts, rows, runner.weight_samples(dtype))
+
+
+def _check_weights(ours: dict[str, list[float]], golden: dict[str, list[float]]) -> None:
+    # NaN differs from itself; weights that are NaN are the vectors' business.
+    missing = sorted(name for name in ours if not np.array_equal(ours[name], golden[name], equal_nan=True))
+    if missing:
+        raise ValueError(f"the model's files lack at least {len(missing)} weights, {missing[0]} among them")
 
 
 def check_cosine(rows: npt.NDArray[np.float32], reference: npt.NDArray[np.float32], *, dtype: str) -> None:
@@ -112,7 +126,7 @@ def check_cosine(rows: npt.NDArray[np.float32], reference: npt.NDArray[np.float3
     if not worst >= GOLDEN_COSINE_MIN:
         raise ValueError(
             f"in {dtype} the model's vectors have a cosine of {worst:.4f} with its reference, at least "
-            f"{GOLDEN_COSINE_MIN} is needed; set dtype to float32, or if it is, look for weights missing from the files"
+            f"{GOLDEN_COSINE_MIN} is needed; set dtype to float32"
         )
 
 
@@ -122,18 +136,20 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as exc:
-        _free()
+        _free(exc)
         raise OutOfMemory("the device is out of memory") from exc
     except torch.AcceleratorError as exc:
         raise DeviceLost(str(exc)) from exc
     except RuntimeError as exc:
         if "can't allocate memory" in str(exc):  # the CPU allocator has no class of its own for it
-            _free()
+            _free(exc)
             raise OutOfMemory("the machine is out of memory") from exc
         raise
 
 
-def _free() -> None:
+def _free(exc: BaseException) -> None:
+    """Give back what the failed batch holds; the frames of its traceback would keep its tensors alive."""
+    traceback.clear_frames(exc.__traceback__)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
