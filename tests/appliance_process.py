@@ -115,9 +115,8 @@ class ApplianceProcess:
         self._reader.join(STOP_S)
 
     def metric(self, sample: str) -> float:
-        """The sum of the samples that begin so in /metrics; 0 when there is none."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=5).text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
+        """The sum of the samples that begin so in the gateway's /metrics; 0 when there is none."""
+        return metric_at(self.port, sample)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Signal the command and wait for its exit code."""
@@ -127,6 +126,12 @@ class ApplianceProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         self._output.extend(iter(self.process.stdout.readline, ""))
+
+
+def metric_at(port: int, sample: str) -> float:
+    """The sum of the samples that begin so in /metrics at this port."""
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
 
 
 def status_of(url: str) -> int:

@@ -1,6 +1,9 @@
 """`appliance worker`: one node alone, on a NATS given by URL."""
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,7 +15,12 @@ from appliance.hardware import Hardware, detect
 from appliance.presets import load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
 from appliance.settings import ModelSettings, Settings
-from appliance.workers.engine_process import EngineProcess, host_command
+from appliance.workers.engine_process import (
+    SOCKET_NAME_BYTES_MAX,
+    SOCKET_PATH_BYTES_MAX,
+    EngineProcess,
+    host_command,
+)
 from appliance.workers.node import Node, ServedModel
 from appliance.workers.store import CACHE_FOLDER, verified_folder
 from appliance.workers.tokenize import Tokenizer
@@ -27,9 +35,8 @@ def worker_command(config_file: Path | None) -> None:
         require_nats(settings)
         hardware = detect(settings.worker.device, environ=os.environ)
         models = [served_model(model, settings, hardware=hardware) for model in settings.models]
-        sockets_dir = Path(settings.state_dir, "run")
-        sockets_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run(_serve(settings, models=models, hardware=hardware, sockets_dir=sockets_dir))
+        with sockets_dir(Path(settings.state_dir, "run").absolute()) as folder:
+            run(_serve(settings, models=models, hardware=hardware, sockets_dir=folder))
 
 
 async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Hardware, sockets_dir: Path) -> None:
@@ -57,6 +64,17 @@ async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Har
             settings=settings.queue,
         )
         await node.run(stop)
+
+
+@contextlib.contextmanager
+def sockets_dir(wanted: Path) -> Iterator[Path]:
+    """`wanted`, made if need be; a folder in the system's temporary one where its path is too long for a socket."""
+    if len(os.fsencode(wanted)) + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX:
+        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield wanted
+    else:
+        with tempfile.TemporaryDirectory(prefix="appliance-") as folder:
+            yield Path(folder)
 
 
 def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware) -> ServedModel:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -36,12 +38,14 @@ async def serve_gateway(
     )
     canary = Canary(dispatcher, catalog.models(), interval_s=settings.gateway.canary_interval_s)
     app = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
+    server = _server(app, drain_s=settings.gateway.drain_s)
+    _exit_on_signals(server)
     with _listen(settings.gateway.host, settings.gateway.port, is_shared=settings.gateway.processes > 1) as listener:
         async with queue_of(dispatcher) as queue:
             dispatcher.attach(queue)
             watching = asyncio.create_task(canary.run())
             try:
-                await _server(app, drain_s=settings.gateway.drain_s).serve(sockets=[listener])
+                await server.serve(sockets=[listener])
             finally:
                 watching.cancel()
                 await asyncio.wait({watching})
@@ -65,6 +69,19 @@ def _server(app: object, *, drain_s: float) -> uvicorn.Server:
         backlog=BACKLOG,
     )
     return uvicorn.Server(config)
+
+
+def _exit_on_signals(server: uvicorn.Server) -> None:
+    """Stop in order also on a signal that comes before the server serves.
+
+    While it serves it has handlers of its own, and raises what it caught once more when it is done: into these.
+    """
+
+    def exit_soon(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, exit_soon)
 
 
 def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:

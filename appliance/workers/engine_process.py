@@ -31,7 +31,8 @@ from appliance.workers import wire
 from appliance.workers.wire import Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
 
 OUTSTANDING_MAX: Final = 256  # a bug's bound: nodes hand over a few batches ahead
-_SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path is 108 with its NUL on Linux, 104 elsewhere
+SOCKET_NAME_BYTES_MAX: Final = 24  # of ours, with the slash before it
+SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path is 108 with its NUL on Linux, 104 elsewhere
 _STDERR_LINES_MAX: Final = 20
 _STDERR_LINE_BYTES_MAX: Final = 2000
 _EXIT_WAIT_S: Final = 2.0  # from the end of the stream to the end of the process
@@ -413,9 +414,9 @@ def _listener(directory: Path) -> Iterator[socket.socket]:
     """A listening socket with a name of its own in `directory`; the name is gone when the block ends."""
     path = directory.absolute() / f"engine-{secrets.token_hex(4)}.sock"
     length = len(os.fsencode(path))
-    if length > _SOCKET_PATH_BYTES_MAX:
+    if length > SOCKET_PATH_BYTES_MAX:
         raise StartupError(
-            f"the socket path {path} has {length} B, the system takes {_SOCKET_PATH_BYTES_MAX}; "
+            f"the socket path {path} has {length} B, the system takes {SOCKET_PATH_BYTES_MAX}; "
             "set `state_dir` to a shorter path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
