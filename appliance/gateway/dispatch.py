@@ -152,7 +152,7 @@ class Dispatcher(GatewayListener):
         """The queue did not take the job."""
         if (pending := self._pending.get(job_id)) is not None:
             if isinstance(error, Overloaded):
-                error.retry_after_s = error.retry_after_s or self._drain.seconds_to_drain(len(self._pending))
+                error.retry_after_s = error.retry_after_s or self._seconds_to_drain()
             pending.call.fail(error)
 
     def on_restored(self) -> None:
@@ -180,13 +180,16 @@ class Dispatcher(GatewayListener):
             raise Overloaded(
                 f"{self._requests} requests of {self._bytes} B wait for an answer and the gateway takes "
                 f"{self._requests_max} of {self._bytes_max} B; try again later",
-                retry_after_s=self._drain.seconds_to_drain(len(self._pending)),
+                retry_after_s=self._seconds_to_drain(),
             )
         if not self._attached.is_connected:
             raise QueueUnavailable("the queue is out of reach at present; try again", retry_after_s=2)
         self._requests += 1
         self._bytes += size
         telemetry.PENDING_REQUESTS.inc()
+
+    def _seconds_to_drain(self) -> float:
+        return self._drain.seconds_to_drain(len(self._pending), now_s=time.monotonic())
 
     async def _submit(self, job: Job, payload: bytes, *, message_id: str) -> None:
         await self._attached.submit(
@@ -201,6 +204,8 @@ class Dispatcher(GatewayListener):
             pending.job = job
             try:
                 await self._submit(job, encode_job(job), message_id=f"{job.id}~{job.attempt_base}")
+            except QueueUnavailable:
+                return  # lost again: the next restoration asks again, and deadlines bound the wait
             except ApplianceError as error:
                 pending.call.fail(error)
             else:
@@ -221,12 +226,15 @@ class Dispatcher(GatewayListener):
         pending.next_seq += 1
         match reply.event:
             case Rows(data=data, width=width):
+                if pending.rows and width != pending.width:
+                    pending.call.fail(BadVector(f"vectors of width {pending.width} and of {width} came in one answer"))
                 pending.rows.append(memoryview(data))
                 pending.width = width
             case Done(usage=usage, truncated=truncated):
                 self._settle(pending, usage, truncated)
             case Failed() as failed:
                 self._drain.settled(time.monotonic())
+                del self._pending[pending.job.id]  # settled: no node needs to hear that nobody waits for it
                 pending.call.fail(failed.error())
 
     def _settle(self, pending: _Pending, usage: Usage, truncated: tuple[int, ...]) -> None:
@@ -242,8 +250,10 @@ class Dispatcher(GatewayListener):
 def misshapen(rows: Sequence[memoryview], width: int, *, task: Task) -> str:
     """What is wrong with the shape of a job's vectors, or "" when nothing is."""
     match task:
-        case Embed(inputs=inputs):
+        case Embed(inputs=inputs, width=asked):
             size = sum(map(len, rows))
+            if asked is not None and width != asked:
+                return f"vectors of width {asked} were asked for and came back with width {width}"
             if width <= 0 or size != FLOAT_BYTES * width * len(inputs):
                 return f"{len(inputs)} inputs came back as {size} B of vectors of width {width}"
             if any(len(part) % (FLOAT_BYTES * width) for part in rows):

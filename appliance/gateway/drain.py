@@ -12,22 +12,23 @@ class DrainRate:
 
     def __init__(self) -> None:
         self._weight = 0.0
-        self._last_s: float | None = None
+        self._last_s = 0.0
 
     def settled(self, now_s: float) -> None:
         """One more job is settled."""
-        if self._last_s is not None:
-            self._weight *= math.exp2(-(now_s - self._last_s) / HALF_LIFE_S)
+        self._weight = self._weight_at(now_s) + 1.0
         self._last_s = now_s
-        self._weight += 1.0
 
-    @property
-    def jobs_per_s(self) -> float:
-        """In the steady state, the rate at which jobs settle."""
-        return self._weight * math.log(2) / HALF_LIFE_S
+    def jobs_per_s(self, now_s: float) -> float:
+        """In the steady state, the rate at which jobs settle; it fades while none does."""
+        return self._weight_at(now_s) * math.log(2) / HALF_LIFE_S
 
-    def seconds_to_drain(self, jobs: int) -> float:
+    def seconds_to_drain(self, jobs: int, *, now_s: float) -> float:
         """When this many jobs may be settled: 1 to 60 s; 60 when nothing is settled at all."""
-        if self.jobs_per_s <= 0:
-            return SECONDS_MIN if jobs == 0 else SECONDS_MAX
-        return min(max(jobs / self.jobs_per_s, SECONDS_MIN), SECONDS_MAX)
+        rate = self.jobs_per_s(now_s)
+        if jobs <= rate * SECONDS_MIN:
+            return SECONDS_MIN
+        return min(jobs / rate, SECONDS_MAX) if rate > 0 else SECONDS_MAX
+
+    def _weight_at(self, now_s: float) -> float:
+        return self._weight * math.exp2(-max(0.0, now_s - self._last_s) / HALF_LIFE_S)
