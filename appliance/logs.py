@@ -15,7 +15,7 @@ def configure(*, level: Level, format: Format, part: str) -> None:  # noqa: A002
     handler.setFormatter(_JsonLines(part) if format == "json" else _TextLines(part))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Libraries speak when something is wrong.
-    for name in ("uvicorn", "nats", "httpx", "urllib3", "huggingface_hub"):
+    for name in ("uvicorn", "nats", "httpx", "urllib3", "huggingface_hub", "sentence_transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
