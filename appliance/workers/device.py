@@ -198,7 +198,7 @@ class Device:
 
 def _kind(error: EngineFailed) -> FaultKind:
     if isinstance(error, EngineDied):
-        return "died"
+        return "died" if error.was_begun else "lost"
     if isinstance(error, EngineOutOfMemory):
         return "oom"
     return "refused"

@@ -50,11 +50,15 @@ class EngineRefused(EngineFailed):
 
 
 class EngineDied(EngineFailed):
-    """The engine process is gone; whatever was outstanding is lost and may be computed elsewhere."""
+    """The engine process is gone; whatever was outstanding is lost and may be computed elsewhere.
 
-    def __init__(self, message: str, *, stderr_tail: Sequence[str] = ()) -> None:
+    `was_begun` says that the engine had this batch in hand when it died; one that waited behind it is not at fault.
+    """
+
+    def __init__(self, message: str, *, stderr_tail: Sequence[str] = (), was_begun: bool = False) -> None:
         super().__init__(message)
         self.stderr_tail = tuple(stderr_tail)
+        self.was_begun = was_begun
 
 
 def host_command(engine: str, *, threads: int) -> list[str]:
@@ -263,10 +267,12 @@ class EngineProcess:
     def _fail_waiting(self, death: EngineDied) -> None:
         if self._silence is not None:
             self._silence.cancel()
+        is_oldest = True  # the engine answers in order, so this is the one it had in hand
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.answer.done():
-                waiting.answer.set_exception(_again(death))
+                waiting.answer.set_exception(_again(death, was_begun=is_oldest))
+            is_oldest = False
 
     def _kill(self, cause: str) -> None:
         self._cause = self._cause or cause
@@ -373,9 +379,9 @@ def _error(fault: Fault) -> EngineFailed:
     return kinds.get(fault.code, EngineFailed)(fault.message)
 
 
-def _again(death: EngineDied) -> EngineDied:
+def _again(death: EngineDied, *, was_begun: bool = False) -> EngineDied:
     """The same death for another waiter: one exception object raised in many tasks would mix their tracebacks."""
-    return EngineDied(death.message, stderr_tail=death.stderr_tail)
+    return EngineDied(death.message, stderr_tail=death.stderr_tail, was_begun=was_begun)
 
 
 def _exit_text(returncode: int | None) -> str:

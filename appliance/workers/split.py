@@ -1,7 +1,9 @@
 """What becomes of a batch that an engine could not run: isolate the poison, save its neighbours. Pure.
 
 - Out of memory, or refused: halve it. The fault is found in log2(n) runs and every other item is answered.
-- The engine died: each death costs a restart, so every item then runs alone, and one that kills it alone is the poison.
+- The engine died on it: each death costs a restart, so every item then runs alone, and one that kills it alone is the
+  poison.
+- Lost, since the engine died before it turned to this batch: run it again as it is, whatever it was.
 """
 
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
-FaultKind = Literal["oom", "refused", "died"]
+FaultKind = Literal["oom", "refused", "died", "lost"]
 
 
 def after_fault(batch: Sequence[T], fault: FaultKind, *, was_alone: bool) -> list[list[T]]:
@@ -17,6 +19,8 @@ def after_fault(batch: Sequence[T], fault: FaultKind, *, was_alone: bool) -> lis
 
     `was_alone` says that this batch already is a retry of an item on its own.
     """
+    if fault == "lost":
+        return [list(batch)]
     if len(batch) > 1:
         if fault == "died":
             return [[item] for item in batch]

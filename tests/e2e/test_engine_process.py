@@ -199,10 +199,12 @@ async def test_a_crash_fails_everything_outstanding_and_says_how(tmp_path: Path)
         for lost in (crashed, second, third):
             assert isinstance(lost, EngineDied)
             assert "exited with status 9" in lost.message
+            assert lost.was_begun == (lost is crashed)
         assert crashed is not second
         assert engine.outstanding == 0
-        with pytest.raises(EngineDied):
+        with pytest.raises(EngineDied) as late:
             await engine.encode("m", *packed([1]))
+        assert not late.value.was_begun
         assert (await engine.died()).message == "the engine fake-0 died: it exited with status 9"
 
 

@@ -62,3 +62,9 @@ def test_a_lone_item_is_given_a_second_engine() -> None:
     assert after_fault([7], "died", was_alone=False) == [[7]]
     assert after_fault([7], "died", was_alone=True) == []
     assert after_fault([7], "oom", was_alone=False) == []
+
+
+@pytest.mark.parametrize("was_alone", [False, True])
+@pytest.mark.parametrize("batch", [[7], [7, 8]])
+def test_a_batch_that_was_never_begun_runs_again_as_it_is(batch: list[int], was_alone: bool) -> None:
+    assert after_fault(batch, "lost", was_alone=was_alone) == [batch]
