@@ -4,7 +4,6 @@ Deliveries that arrive while the threads are busy are taken together: under load
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,11 @@ from appliance.errors import ApplianceError, InvalidRequest
 from appliance.jobs import Embed, Job, decode_job
 from appliance.presets import Prompts
 from appliance.queue.base import Delivery
-from appliance.workers.ledger import Ledger
+from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
 from appliance.workers.tokenize import Tokenizer, Tokens
 
 JOBS_A_HOP_MAX = 64
-
-_log = logging.getLogger(__name__)
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -83,10 +80,15 @@ class Intake:
             while not self._arrived:
                 self._something.clear()
                 await self._something.wait()
-            arrived = [self._arrived.popleft() for _ in range(min(len(self._arrived), JOBS_A_HOP_MAX))]
-            opened = [job for model, delivery in arrived if (job := await self._open(model, delivery))]
+            models: list[str] = []
+            opened: list[OpenJob] = []
+            while self._arrived and len(models) < JOBS_A_HOP_MAX:
+                model, delivery = self._arrived.popleft()
+                models.append(model)
+                if job := await self._open(model, delivery):
+                    opened.append(job)
             read = await asyncio.get_running_loop().run_in_executor(pool, self._read_all, opened)
-            for model, _ in arrived:
+            for model in models:
                 self._unread[model] -= 1
             for job, tokens in zip(opened, read, strict=True):
                 if isinstance(tokens, ApplianceError):
@@ -94,14 +96,19 @@ class Intake:
                 else:
                     self._on_read(job, tokens)
 
+    async def give_back(self) -> None:
+        """This node stops and `run` has ended: what was delivered and not opened goes to whoever pulls next."""
+        while self._arrived:
+            model, delivery = self._arrived.popleft()
+            self._unread[model] -= 1
+            await delivery.give_back()
+
     async def _open(self, model: str, delivery: Delivery) -> OpenJob | None:
         """The job, if it is to be read; otherwise it is settled here."""
         try:
             job = decode_job(delivery.payload)
         except msgspec.DecodeError as error:
-            _log.error("a delivery for %s is no job: %s; it is buried", model, error)
-            telemetry.DEAD_LETTERS.labels(model).inc()
-            await delivery.bury(f"not a job: {error}")
+            await bury(delivery, f"not a job: {error}", model=model)
             return None
         opened = self._ledger.open(job, delivery)
         if delivery.attempt > 1:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undeliverable
-from appliance.jobs import Job, Reply, Rows, encode_replies
+from appliance.jobs import Done, Event, Failed, Job, Reply, Rows, encode_replies
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
-from appliance.workers.open_job import FLOAT_BYTES, Item, OpenJob
+from appliance.workers.open_job import FLOAT_BYTES, ROWS_BYTES_MAX, Item, OpenJob
 from appliance.workers.wire import Encoded
 
 REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default
 REPLY_OVERHEAD_BYTES = 256
+INDEX_BYTES = 5
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class Ledger:
                 await self.fail(item, BadVector("the model gave a vector that is not finite, or zero"))
             elif item.owner.take(item.position, rows[number * stride : (number + 1) * stride], width=width):
                 complete.append(item.owner)
-        await self._answer([(job, job.answer()) for job in complete], outcome="done")
+        rows_bytes_max = min(ROWS_BYTES_MAX, self._message_bytes_max - REPLY_OVERHEAD_BYTES)
+        answers = [(job, job.answer(rows_bytes_max=rows_bytes_max)) for job in complete]
+        await self._answer(answers, outcome="done")
 
     async def fail(self, item: Item, error: ApplianceError) -> None:
         """The item's job fails, and the client is told which input it was."""
@@ -104,11 +107,9 @@ class Ledger:
 
     async def bury(self, job: OpenJob, reason: str) -> None:
         """The job was delivered too often, or cannot be read: move it to the dead letters and tell the client."""
-        telemetry.DEAD_LETTERS.labels(job.job.model).inc()
-        _log.error("job %s of %s is buried: %s", job.job.id, job.job.model, reason)
         self._forget(job, outcome="buried")
-        await job.delivery.bury(reason)
-        await self._reply([(job, job.refusal(Undeliverable(f"the request could not be served: {reason}")))])
+        if await bury(job.delivery, f"job {job.job.id}: {reason}", model=job.job.model):
+            await self._reply([(job, job.refusal(Undeliverable(f"the request could not be served: {reason}")))])
 
     async def extend(self, *, age_s: float) -> None:
         """Tell the queue that jobs not heard of for `age_s` are still being worked on."""
@@ -142,12 +143,16 @@ class Ledger:
             by_gateway[job.job.reply_to].extend(replies)
         try:
             for reply_to, replies in by_gateway.items():
-                for message in messages(replies):
+                for message in messages(replies, bytes_max=self._message_bytes_max):
                     await self._queue.reply(reply_to, encode_replies(message))
         except ApplianceError as error:
             _log.warning("%d answers were not sent: %s; their jobs will be delivered again", len(answers), error)
             return False
         return True
+
+    @property
+    def _message_bytes_max(self) -> int:
+        return min(REPLIES_BYTES_MAX, self._queue.payload_bytes_max)
 
     async def _close(self, job: OpenJob, *, outcome: str) -> None:
         self._forget(job, outcome=outcome)
@@ -165,15 +170,38 @@ class Ledger:
         self._on_work_done(job.job.model, tokens)
 
 
-def messages(replies: Sequence[Reply]) -> list[list[Reply]]:
-    """Pack replies, in order, into as few messages as the size limit allows."""
+async def bury(delivery: Delivery, reason: str, *, model: str) -> bool:
+    """Move a delivery to the dead letters; False when they are out of reach, and it will be delivered again."""
+    try:
+        await delivery.bury(reason)
+    except ApplianceError as error:
+        _log.warning("a delivery for %s cannot be buried now: %s", model, error.message)
+        return False
+    telemetry.DEAD_LETTERS.labels(model).inc()
+    _log.error("a delivery for %s is buried: %s", model, reason)
+    return True
+
+
+def messages(replies: Sequence[Reply], *, bytes_max: int = REPLIES_BYTES_MAX) -> list[list[Reply]]:
+    """Pack replies, in order, into as few messages as the size limit allows; a larger one goes alone."""
     packed: list[list[Reply]] = [[]]
     size = 0
     for reply in replies:
-        reply_bytes = REPLY_OVERHEAD_BYTES + (len(reply.event.data) if isinstance(reply.event, Rows) else 0)
-        if packed[-1] and size + reply_bytes > REPLIES_BYTES_MAX:
+        reply_bytes = REPLY_OVERHEAD_BYTES + _size_bytes(reply.event)
+        if packed[-1] and size + reply_bytes > bytes_max:
             packed.append([])
             size = 0
         packed[-1].append(reply)
         size += reply_bytes
     return packed
+
+
+def _size_bytes(event: Event) -> int:
+    """What of an event's size is not bounded by `REPLY_OVERHEAD_BYTES`."""
+    match event:
+        case Rows(data=data):
+            return len(data)
+        case Done(truncated=truncated):
+            return INDEX_BYTES * len(truncated)
+        case Failed(message=message):
+            return len(message.encode())

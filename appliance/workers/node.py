@@ -108,6 +108,7 @@ class Node:
                 await self._drain()
                 for task in [*readers, *others, *devices]:
                     task.cancel()
+            await intake.give_back()
             await self._ledger.give_back()
 
     async def _loaded(self) -> dict[str, Loaded]:

@@ -65,11 +65,11 @@ class OpenJob:
         self._missing -= 1
         return self._missing == 0
 
-    def answer(self) -> list[Reply]:
-        """The replies of a complete job: its rows in parts of a bounded size, then `Done`."""
+    def answer(self, *, rows_bytes_max: int = ROWS_BYTES_MAX) -> list[Reply]:
+        """The replies of a complete job: its rows in parts of a bounded size, one row at least, then `Done`."""
         rows = b"".join(row for row in self._rows if row is not None)
         stride = FLOAT_BYTES * self._width
-        part_bytes = max(1, ROWS_BYTES_MAX // stride) * stride
+        part_bytes = max(1, rows_bytes_max // stride) * stride
         parts = [Rows(rows[start : start + part_bytes], self._width) for start in range(0, len(rows), part_bytes)]
         return self._replies([*parts, Done(Usage(input_tokens=self.tokens), self.truncated)])
 

@@ -1,0 +1,192 @@
+"""From deliveries to tokenized items: what is read, what is buried, and what is told without being read."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+
+from appliance.errors import ApplianceError, QueueUnavailable
+from appliance.jobs import Failed, Job, encode_job
+from appliance.presets import Prompts
+from appliance.workers.intake import JOBS_A_HOP_MAX, Intake, Reader
+from appliance.workers.ledger import Ledger
+from appliance.workers.open_job import OpenJob
+from appliance.workers.tokenize import Tokens
+from tests.node_parts import WIDTH, RecordedDelivery, RecordingNodeQueue, job_of, until, word_tokenizer
+
+WORDS = ("a", "b", "c", "query:")
+
+
+class Bench:
+    """An intake of model `m` that has read `read`."""
+
+    def __init__(self) -> None:
+        self.queue = RecordingNodeQueue()
+        self.ledger = Ledger(self.queue, on_work_done=lambda model, tokens: None)
+        reader = Reader(word_tokenizer(WORDS), Prompts(query="query: "), WIDTH)
+        self.intake = Intake(self.ledger, readers={"m": reader}, deliveries_max=3, on_read=self._on_read)
+        self.read: list[tuple[str, list[int]]] = []
+
+    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> None:
+        self.read.append((job.job.id, [tokens.count for tokens in inputs]))
+
+    def deliver(self, job: Job | bytes, *, attempt: int = 1, fault: ApplianceError | None = None) -> RecordedDelivery:
+        payload = job if isinstance(job, bytes) else encode_job(job)
+        delivery = RecordedDelivery(payload, attempt=attempt, trail=self.queue.trail)
+        delivery.burial_fault = fault
+        self.intake.deliver("m", delivery)
+        return delivery
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        with ThreadPoolExecutor(1) as pool:
+            task = asyncio.create_task(self.intake.run(pool))
+            try:
+                yield
+            finally:
+                assert not task.done(), "the intake ended by itself"
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def until_read(self) -> None:
+        """Nothing that was delivered is unread."""
+        await until(lambda: self.intake.unread("m") == 0)
+
+    def failures(self) -> list[Failed]:
+        return [reply.event for reply in self.queue.replies if isinstance(reply.event, Failed)]
+
+
+async def test_a_delivery_becomes_tokens() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.deliver(job_of("j", ["a b", "c"]))
+        assert bench.intake.unread("m") == 1
+        await bench.until_read()
+
+    assert bench.read == [("j", [2, 1])]
+    assert len(bench.ledger) == 1
+
+
+async def test_more_than_one_hops_worth_is_read_in_order() -> None:
+    bench = Bench()
+    count = 2 * JOBS_A_HOP_MAX + 1
+    for number in range(count):
+        bench.deliver(job_of(f"j{number}"))
+    async with bench.running():
+        await bench.until_read()
+
+    assert [job_id for job_id, _ in bench.read] == [f"j{number}" for number in range(count)]
+
+
+async def test_the_last_allowed_delivery_is_served_and_one_more_is_buried() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.deliver(job_of("last"), attempt=3)
+        buried = bench.deliver(job_of("over"), attempt=4)
+        await bench.until_read()
+
+    assert [job_id for job_id, _ in bench.read] == ["last"]
+    assert buried.settlements == ["bury: job over: 3 deliveries did not finish it"]
+    assert [failed.code for failed in bench.failures()] == ["undeliverable"]
+
+
+@pytest.mark.parametrize("payload", [b"", b"garbage", b"\x80", encode_job(job_of("j"))[:-3]])
+async def test_what_is_no_job_is_buried(payload: bytes) -> None:
+    bench = Bench()
+    async with bench.running():
+        buried = bench.deliver(payload)
+        bench.deliver(job_of("next"))
+        await bench.until_read()
+
+    assert len(buried.settlements) == 1
+    assert buried.settlements[0].startswith("bury: not a job: ")
+    assert bench.read == [("next", [1])]
+
+
+@pytest.mark.parametrize(("sent", "attempt"), [(b"garbage", 1), (job_of("over"), 4)])
+async def test_dead_letters_out_of_reach_harm_nobody_else(sent: Job | bytes, attempt: int) -> None:
+    bench = Bench()
+    async with bench.running():
+        left = bench.deliver(sent, attempt=attempt, fault=QueueUnavailable("away"))
+        bench.deliver(job_of("next"))
+        await bench.until_read()
+
+    assert left.settlements == []  # it is delivered again
+    assert bench.read == [("next", [1])]
+    assert len(bench.ledger) == 1
+
+
+async def test_a_job_for_another_model_is_buried() -> None:
+    bench = Bench()
+    async with bench.running():
+        buried = bench.deliver(job_of("j", model="other"))
+        await bench.until_read()
+
+    assert buried.settlements == ["bury: job j: a job of other was queued for m"]
+    assert [failed.code for failed in bench.failures()] == ["undeliverable"]
+
+
+async def test_a_late_job_is_told_so_without_being_read() -> None:
+    bench = Bench()
+    async with bench.running():
+        late = bench.deliver(job_of("j", deadline_s=time.time() - 1))
+        await bench.until_read()
+
+    assert bench.read == []
+    assert [failed.code for failed in bench.failures()] == ["deadline_exceeded"]
+    assert late.settlements == ["ack"]
+
+
+async def test_a_job_cancelled_before_it_came_is_dropped() -> None:
+    bench = Bench()
+    bench.ledger.cancelled.add(["j"])
+    async with bench.running():
+        dropped = bench.deliver(job_of("j"))
+        await bench.until_read()
+
+    assert (bench.read, bench.queue.replies, dropped.settlements) == ([], [], ["ack"])
+
+
+async def test_a_job_that_cannot_be_read_is_refused_and_its_neighbours_are_not() -> None:
+    bench = Bench()
+    async with bench.running():
+        refused = bench.deliver(job_of("wide", width=WIDTH + 1))
+        bench.deliver(job_of("next", width=WIDTH))
+        await bench.until_read()
+
+    (failed,) = bench.failures()
+    assert (failed.code, failed.param) == ("invalid_value", "dimensions")
+    assert refused.settlements == ["ack"]
+    assert bench.read == [("next", [1])]
+
+
+async def test_what_was_not_opened_is_given_back() -> None:
+    bench = Bench()
+    first, second = bench.deliver(job_of("a")), bench.deliver(job_of("b"))
+
+    await bench.intake.give_back()
+
+    assert (first.settlements, second.settlements) == (["give back"], ["give back"])
+    assert bench.intake.unread("m") == 0
+
+
+def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
+    reader = Reader(word_tokenizer(WORDS, tokens_max=8), Prompts(query="a a "), WIDTH)
+
+    plain, asked = (
+        reader.read(
+            Job(
+                id="j",
+                model="m",
+                task=job_of().task.__class__(inputs=("b",), intent=intent),
+                reply_to="r",
+                deadline_s=1.0,
+            )
+        )
+        for intent in (None, "query")
+    )
+
+    assert (plain[0].count, asked[0].count) == (1, 3)

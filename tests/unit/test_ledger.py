@@ -1,0 +1,299 @@
+"""Settlement: answered first, acknowledged after, exactly once, and per item."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnavailable
+from appliance.jobs import Done, Failed, Reply, Rows, encode_replies
+from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
+from appliance.workers.open_job import Item
+from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, job_of, tokens_of
+
+
+class Bench:
+    """A ledger on a recording queue. `work` is what remains per model: it must come to 0."""
+
+    def __init__(self, *, payload_bytes_max: int = 1_000_000) -> None:
+        self.queue = RecordingNodeQueue(payload_bytes_max=payload_bytes_max)
+        self.work: Counter[str] = Counter()
+        self.ledger = Ledger(self.queue, on_work_done=self._done)
+        self.deliveries: dict[str, RecordedDelivery] = {}
+
+    def _done(self, model: str, tokens: int) -> None:
+        self.work[model] -= tokens
+
+    def open(
+        self,
+        job_id: str,
+        *ids: int,
+        first_index: int = 0,
+        deadline_s: float = 4e9,
+        reply_to: str = "replies.g",
+        attempt: int = 1,
+    ) -> list[Item]:
+        """Open a job of one input per id, and begin it."""
+        job = job_of(job_id, ["text"] * len(ids), first_index=first_index, deadline_s=deadline_s, reply_to=reply_to)
+        delivery = RecordedDelivery(b"", attempt=attempt, trail=self.queue.trail)
+        self.deliveries[job_id] = delivery
+        opened = self.ledger.open(job, delivery)
+        items = opened.begin([tokens_of(number) for number in ids])
+        self.work["m"] += opened.tokens
+        return items
+
+    def settled(self, job_id: str) -> list[str]:
+        return self.deliveries[job_id].settlements
+
+    def failures(self) -> dict[str, Failed]:
+        return {reply.job_id: reply.event for reply in self.queue.replies if isinstance(reply.event, Failed)}
+
+    def assert_nothing_is_left(self) -> None:
+        assert len(self.ledger) == 0
+        assert self.work["m"] == 0
+
+
+async def test_a_job_is_answered_and_then_acknowledged() -> None:
+    bench = Bench()
+    items = bench.open("a", 1, 2)
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0))
+
+    assert bench.queue.trail == ["reply", "ack"]
+    assert [type(reply.event) for reply in bench.queue.replies] == [Rows, Done]
+    bench.assert_nothing_is_left()
+
+
+async def test_a_job_spread_over_batches_is_answered_once() -> None:
+    bench = Bench()
+    first, second = bench.open("a", 1, 2)
+
+    await bench.ledger.take([second], encoded_of(2.0))
+    assert (bench.queue.trail, bench.work["m"], len(bench.ledger)) == ([], 1, 1)
+    await bench.ledger.take([first], encoded_of(1.0))
+
+    rows = bench.queue.replies[0].event
+    assert isinstance(rows, Rows)
+    assert rows.data == bytes(encoded_of(1.0, 2.0).rows)
+    assert bench.settled("a") == ["ack"]
+    bench.assert_nothing_is_left()
+
+
+async def test_jobs_of_one_gateway_are_answered_in_one_message() -> None:
+    bench = Bench()
+    items = [*bench.open("a", 1), *bench.open("b", 2), *bench.open("c", 3, reply_to="replies.other")]
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0, 3.0))
+
+    assert [(to, [reply.job_id for reply in replies]) for to, replies in bench.queue.sent] == [
+        ("replies.g", ["a", "a", "b", "b"]),
+        ("replies.other", ["c", "c"]),
+    ]
+    assert all(bench.settled(job_id) == ["ack"] for job_id in "abc")
+
+
+async def test_an_answer_that_is_not_sent_leaves_its_job_to_be_delivered_again() -> None:
+    bench = Bench()
+    items = bench.open("a", 1)
+    bench.queue.refusal = QueueUnavailable("away")
+
+    await bench.ledger.take(items, encoded_of(1.0))
+    await bench.ledger.extend(age_s=0.0)
+    await bench.ledger.give_back()
+
+    assert bench.settled("a") == []
+    bench.assert_nothing_is_left()
+
+
+async def test_a_bad_vector_fails_its_own_job_and_names_the_input() -> None:
+    bench = Bench()
+    items = [*bench.open("a", 1, 2, first_index=256), *bench.open("b", 3)]
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0, 3.0, bad=(1,)))
+
+    failed = bench.failures()
+    assert list(failed) == ["a"]
+    assert (failed["a"].code, failed["a"].param) == (BadVector.code, "input[257]")
+    assert failed["a"].message.startswith("input[257]: ")
+    assert [reply.job_id for reply in bench.queue.replies if isinstance(reply.event, Done)] == ["b"]
+    assert (bench.settled("a"), bench.settled("b")) == (["ack"], ["ack"])
+    bench.assert_nothing_is_left()
+
+
+async def test_two_bad_vectors_of_one_job_are_one_failure() -> None:
+    bench = Bench()
+    items = bench.open("a", 1, 2, 3)
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0, 3.0, bad=(0, 2)))
+
+    assert len(bench.queue.replies) == 1
+    assert bench.failures()["a"].param == "input[0]"
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 2), (3, 2), (0, 2), (2, 0)])
+async def test_a_batch_of_another_size_is_nobodys_answer(count: int, width: int) -> None:
+    bench = Bench()
+    items = [*bench.open("a", 1), *bench.open("b", 2)]
+
+    await bench.ledger.take(items, encoded_of(*[1.0] * count, width=width))
+
+    assert {failed.code for failed in bench.failures().values()} == {BadVector.code}
+    assert set(bench.failures()) == {"a", "b"}
+    bench.assert_nothing_is_left()
+
+
+async def test_an_item_at_fault_is_named_and_its_job_settled_once() -> None:
+    bench = Bench()
+    first, second = bench.open("a", 1, 2, first_index=10)
+
+    await bench.ledger.fail(second, EngineFailed("it cannot be computed"))
+    await bench.ledger.fail(first, EngineFailed("nor can it"))
+    await bench.ledger.take([first], encoded_of(1.0))
+
+    assert bench.failures()["a"] == Failed("engine_failed", "input[11]: it cannot be computed", "input[11]", None)
+    assert bench.queue.trail == ["reply", "ack"]
+    bench.assert_nothing_is_left()
+
+
+async def test_a_cancelled_job_is_dropped_in_silence() -> None:
+    bench = Bench()
+    items = bench.open("a", 1, 2)
+    assert bench.ledger.is_live(items[0])
+    bench.ledger.cancelled.add(["a"])
+
+    assert not bench.ledger.is_live(items[0])
+    await bench.ledger.drop(items)
+
+    assert bench.queue.trail == ["ack"]
+    bench.assert_nothing_is_left()
+
+
+async def test_a_late_job_is_told_so() -> None:
+    bench = Bench()
+    items = bench.open("a", 1, 2, deadline_s=time.time() - 1)
+
+    assert not bench.ledger.is_live(items[0])
+    await bench.ledger.drop(items)
+
+    assert bench.failures()["a"].code == DeadlinePassed.code
+    assert bench.queue.trail == ["reply", "ack"]
+    bench.assert_nothing_is_left()
+
+
+async def test_a_settled_job_is_not_live() -> None:
+    bench = Bench()
+    (item,) = bench.open("a", 1)
+    await bench.ledger.take([item], encoded_of(1.0))
+
+    assert not bench.ledger.is_live(item)
+    await bench.ledger.drop([item])
+    assert bench.settled("a") == ["ack"]
+
+
+async def test_a_buried_job_is_told_after_it_lies() -> None:
+    bench = Bench()
+    (item,) = bench.open("a", 1)
+
+    await bench.ledger.bury(item.owner, "3 deliveries did not finish it")
+
+    assert bench.queue.trail == ["bury: job a: 3 deliveries did not finish it", "reply"]
+    assert bench.failures()["a"].code == "undeliverable"
+    assert "3 deliveries" in bench.failures()["a"].message
+    bench.assert_nothing_is_left()
+
+
+async def test_a_job_that_cannot_be_buried_now_is_left_for_later() -> None:
+    bench = Bench()
+    (item,) = bench.open("a", 1)
+    bench.deliveries["a"].burial_fault = QueueUnavailable("away")
+
+    await bench.ledger.bury(item.owner, "3 deliveries did not finish it")
+
+    assert bench.queue.trail == []
+    bench.assert_nothing_is_left()
+
+
+async def test_the_same_job_open_twice_is_settled_twice() -> None:
+    bench = Bench()
+    (first,) = bench.open("a", 1)
+    early = bench.deliveries["a"]
+    (second,) = bench.open("a", 1, attempt=2)
+
+    await bench.ledger.take([first, second], encoded_of(1.0, 1.0))
+
+    assert (early.settlements, bench.settled("a")) == (["ack"], ["ack"])
+    assert [reply.attempt for reply in bench.queue.replies] == [1, 1, 2, 2]
+    bench.assert_nothing_is_left()
+
+
+async def test_open_jobs_are_extended_until_they_are_settled() -> None:
+    bench = Bench()
+    (item,) = bench.open("a", 1)
+
+    await bench.ledger.extend(age_s=1000.0)
+    assert bench.settled("a") == []
+    await bench.ledger.extend(age_s=0.0)
+    await bench.ledger.take([item], encoded_of(1.0))
+    await bench.ledger.extend(age_s=0.0)
+
+    assert bench.settled("a") == ["extend", "ack"]
+
+
+async def test_a_node_that_stops_gives_its_jobs_back() -> None:
+    bench = Bench()
+    done, kept = [bench.open(job_id, 1)[0] for job_id in ("a", "b")]
+    await bench.ledger.take([done], encoded_of(1.0))
+
+    await bench.ledger.give_back()
+    await bench.ledger.take([kept], encoded_of(1.0))  # of a batch that was under way
+
+    assert (bench.settled("a"), bench.settled("b")) == (["ack"], ["give back"])
+    assert {reply.job_id for reply in bench.queue.replies} == {"a"}
+    bench.assert_nothing_is_left()
+
+
+async def test_answers_fit_what_the_server_takes() -> None:
+    bench = Bench(payload_bytes_max=2000)
+    items = [*bench.open("a", *range(400)), *bench.open("b", 1)]
+
+    await bench.ledger.take(items, encoded_of(*[1.0] * 401))
+
+    assert max(bench.queue.sizes) <= 2000
+    assert len(bench.queue.sizes) > 1
+    assert (bench.settled("a"), bench.settled("b")) == (["ack"], ["ack"])
+
+
+def rows(size: int, number: int = 0) -> Reply:
+    return Reply("j", 1, number, Rows(b"\0" * size, 1))
+
+
+@pytest.mark.parametrize(
+    ("replies", "sizes"),
+    [
+        ([], [0]),
+        ([rows(10)], [1]),
+        ([rows(10), rows(10)], [2]),
+        ([rows(400_000), rows(380_000)], [2]),
+        ([rows(400_000), rows(400_000)], [1, 1]),
+        ([rows(REPLIES_BYTES_MAX * 2), rows(10)], [1, 1]),
+        ([rows(10), rows(REPLIES_BYTES_MAX * 2)], [1, 1]),
+    ],
+)
+def test_replies_are_packed_up_to_the_limit(replies: list[Reply], sizes: list[int]) -> None:
+    packed = messages(replies)
+
+    assert [len(message) for message in packed] == sizes
+    assert [reply for message in packed for reply in message] == replies
+
+
+def test_long_messages_and_long_lists_count() -> None:
+    long = [
+        Reply("j" * 40, 1, 0, Failed("invalid_value", "x" * 5000)),
+        Reply("j" * 40, 1, 0, Done(truncated=tuple(range(70_000, 72_000)))),
+    ]
+
+    packed = messages([*long, *long], bytes_max=12_000)
+
+    assert [len(message) for message in packed] == [1, 1, 1, 1]
+    assert all(len(encode_replies(message)) <= 12_000 for message in packed)
