@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+import psutil
 import pytest
 
 from appliance.queue.server import HOST, find_server, free_port
@@ -44,10 +46,17 @@ class NatsServer:
                 raise AssertionError(f"nats-server did not start:\n{(self._folder / 'server.log').read_text()}")
             time.sleep(0.01)
 
-    def signal(self, number: int) -> None:
-        """Send it a signal: SIGSTOP freezes it, SIGCONT thaws it."""
+    def freeze(self) -> None:
+        """Stop it from running, with its sockets open."""
         assert self._process is not None, "the server runs"
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        while psutil.Process(self._process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """Let it run on."""
+        assert self._process is not None, "the server is frozen"
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash does: SIGKILL."""

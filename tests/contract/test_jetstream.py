@@ -1,7 +1,6 @@
 """What only the queue on NATS can get wrong: lost servers, streams, consumers and confirmations."""
 
 import asyncio
-import signal
 
 import pytest
 
@@ -81,10 +80,10 @@ async def test_a_deleted_stream_is_made_anew(broker: OnNats, nats_server: NatsSe
 async def test_a_frozen_server_costs_nothing_but_time(broker: OnNats, nats_server: NatsServer) -> None:
     async with gateway_of(broker) as gateway, node_of(broker) as node, node.pull() as pull:
         await pull.want(10)
-        nats_server.signal(signal.SIGSTOP)
+        nats_server.freeze()
         await gateway.submit(b"job")
         await never(lambda: bool(node.deliveries), timeout_s=2.5)  # the job has been sent twice by now
-        nats_server.signal(signal.SIGCONT)
+        nats_server.thaw()
         await (await node.next()).ack()
         await never(lambda: len(node.deliveries) > 1, timeout_s=1.0)
         assert gateway.refused == []
@@ -95,12 +94,12 @@ async def test_a_job_that_is_never_confirmed_is_refused(
 ) -> None:
     monkeypatch.setattr("appliance.queue.outbox.GIVE_UP_S", 0.5)
     async with gateway_of(broker) as gateway:
-        nats_server.signal(signal.SIGSTOP)
+        nats_server.freeze()
         try:
             await gateway.submit(b"job")
             await until(lambda: bool(gateway.refused))
         finally:
-            nats_server.signal(signal.SIGCONT)
+            nats_server.thaw()
         [(job_id, error)] = gateway.refused
         assert job_id == "job"
         assert type(error) is QueueUnavailable
