@@ -153,6 +153,7 @@ class Machine:
     tokens_before_oom: int = 1_000_000
     deaths_at_start: int = 0  # so many lives end before they begin
     load_fault: EngineFailed | None = None
+    load_is_held: bool = False  # models never come to be loaded
     is_held: bool = False  # batches wait for `release`
     lives: int = 0
     batches: list[list[int]] = field(default_factory=list)  # the first ids of each batch that was begun
@@ -201,6 +202,8 @@ class ProcessLike:
     async def load(self, order: Load) -> Loaded:
         if self._machine.load_fault is not None:
             raise self._machine.load_fault
+        if self._machine.load_is_held:
+            raise await self.died()
         return Loaded(order.model, self._machine.width, 512, order.dtype, 1, 0.0)
 
     async def encode(self, model: str, ids: bytes, lengths: Sequence[int]) -> Encoded:

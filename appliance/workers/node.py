@@ -94,7 +94,11 @@ class Node:
         with ThreadPoolExecutor(self._worker.tokenizer_threads, "tokenize") as pool:
             async with asyncio.TaskGroup() as group:
                 devices = [group.create_task(device.run()) for device in self._devices]
-                cards = await self._loaded()
+                cards = await self._loaded(stop)
+                if cards is None:
+                    for task in devices:
+                        task.cancel()
+                    return
                 intake = Intake(
                     self._ledger,
                     readers={name: self._reader(name, cards[name]) for name in self._models},
@@ -111,14 +115,28 @@ class Node:
             await intake.give_back()
             await self._ledger.give_back()
 
-    async def _loaded(self) -> dict[str, Loaded]:
-        """What the engines declare of the models, once every device holds them all."""
-        cards = [card for device in self._devices for card in await device.loaded]
+    async def _loaded(self, stop: asyncio.Event) -> dict[str, Loaded] | None:
+        """What the engines declare of the models, once every device holds them all; None when `stop` comes first."""
+        loading = asyncio.create_task(self._cards())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loading.cancel()
+            stopping.cancel()
+            await asyncio.wait({loading, stopping})
+        if loading.cancelled():
+            return None
+        cards = loading.result()
         by_model = {card.model: card for card in cards}
         widths = {(card.model, card.width) for card in cards}
         if len(widths) != len(by_model):
             raise StartupError(f"the devices declare different widths for one model: {sorted(widths)}")
         return by_model
+
+    async def _cards(self) -> list[Loaded]:
+        # Shielded: the devices go on loading whoever stops waiting for them.
+        return [card for device in self._devices for card in await asyncio.shield(device.loaded)]
 
     async def _pull(self, intake: Intake, stop: asyncio.Event) -> None:
         """Keep the queue told of how much this node wants, until `stop`."""
