@@ -276,7 +276,7 @@ async def _wait(done: "asyncio.Future[None]", gone: Callable[[], Awaitable[None]
             await asyncio.wait({watcher})
     if done.done():
         done.result()
-    elif watcher is not None and watcher.done():
+    elif watcher is not None and not watcher.cancelled():  # it ended by itself, not by our cancelling it
         watcher.result()
         raise ClientGone("the client closed the connection before its answer was ready")
     else:

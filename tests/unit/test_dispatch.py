@@ -272,6 +272,15 @@ async def test_a_late_answer_is_not_waited_for(bench: Bench, in_s: float) -> Non
     bench.assert_nothing_is_left()
 
 
+async def test_a_late_answer_is_told_to_a_client_that_stays(bench: Bench) -> None:
+    async def gone() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlinePassed):
+        await bench.dispatcher.run([job_of("a", in_s=0.01)], gone=gone)
+    bench.assert_nothing_is_left()
+
+
 async def test_a_client_that_leaves_cancels_its_unsettled_jobs(bench: Bench) -> None:
     leaving = asyncio.Event()
 
