@@ -1,5 +1,6 @@
 """`POST /v1/embeddings`: one request becomes a few jobs, their rows become one answer."""
 
+import re
 import secrets
 import time
 
@@ -15,6 +16,7 @@ from appliance.jobs import Job
 from appliance.settings import GatewaySettings, QueueSettings
 
 NAMES_IN_HEADER_MAX = 64
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Embeddings:
@@ -48,7 +50,6 @@ class Embeddings:
     def _jobs(self, call: openai_embeddings.EmbeddingsCall, *, model: str, request: Request) -> list[Job]:
         call_id = secrets.token_hex(12)
         deadline_s = time.time() + deadline_after_s(request, timeout_s_max=self._gateway.request_timeout_s)
-        traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
         spans = chunks(
             call.inputs,
             bytes_max=self._queue.chunk_bytes_max,
@@ -63,7 +64,7 @@ class Embeddings:
                 reply_to=self._dispatcher.reply_to,
                 deadline_s=deadline_s,
                 first_index=span.start,
-                traceparent=traceparent,
+                traceparent=traceparent_of(request),
             )
             for span in spans
         ]
@@ -89,6 +90,12 @@ def deadline_after_s(request: Request, *, timeout_s_max: float) -> float:
     except ValueError:
         return timeout_s_max
     return offered_s if 0 < offered_s < timeout_s_max else timeout_s_max
+
+
+def traceparent_of(request: Request) -> str:
+    """The client's W3C trace context; "" when it sent none, or something else that jobs should not carry."""
+    offered = request.header(b"traceparent") or b""
+    return offered.decode("ascii") if _TRACEPARENT.fullmatch(offered) else ""
 
 
 def _notes(ignored: tuple[str, ...], truncated: list[int]) -> Headers:

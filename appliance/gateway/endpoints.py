@@ -12,6 +12,7 @@ from litestar import Response, asgi, get
 from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
+from litestar.params import FromPath
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed
@@ -26,7 +27,7 @@ def route(path: str, name: str, methods: Mapping[str, Endpoint]) -> ASGIRouteHan
     """Serve `path` with one function per method. `name` is the endpoint's label in metrics."""
     allowed = ", ".join(sorted(methods)).encode()
 
-    @asgi(path, name=name)
+    @asgi(path, name=name, copy_scope=False)  # the label below is for the front
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["endpoint"] = name
         request = Request(cast("HTTPScope", scope), receive)
@@ -47,7 +48,7 @@ def get_below(path: str, name: str, endpoint: Callable[[str], Awaitable[Answer]]
     """
 
     @get(f"{path}/{{rest:path}}", name=f"{name}_below")
-    async def handle(request: LitestarRequest[object, object, State], rest: str) -> Response[bytes]:
+    async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes]:
         request.scope["state"]["endpoint"] = name
         return as_response(await _settled(endpoint(rest.removeprefix("/")), what=f"GET {request.url.path}"))
 

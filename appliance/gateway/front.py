@@ -18,7 +18,7 @@ from appliance.errors import ApplianceError, Unauthorized
 from appliance.gateway.http import answer_of, header
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-_SAFE_ID = re.compile(rb"^[A-Za-z0-9._:-]{1,128}$")
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Keys:
@@ -88,6 +88,6 @@ class Front:
 
 def _request_id(offered: bytes | None) -> bytes:
     """The client's own id where it is harmless in a header and a log, else a fresh one."""
-    if offered is not None and _SAFE_ID.match(offered):
+    if offered is not None and _SAFE_ID.fullmatch(offered):
         return offered
     return b"req_" + secrets.token_hex(16).encode()
