@@ -36,6 +36,12 @@ class NatsServer:
         """Where clients connect."""
         return f"nats://{HOST}:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The process, while it runs."""
+        assert self._process is not None, "the server runs"
+        return self._process.pid
+
     def start(self) -> None:
         """Start, and wait until it listens."""
         with (self._folder / "server.log").open("ab") as log:

@@ -21,6 +21,7 @@ from appliance.jobs import Cancel, Lane, encode_cancel
 from appliance.queue import streams
 from appliance.queue.base import Delivery, GatewayListener, Pull
 from appliance.queue.credentials import connect_options, shown_url
+from appliance.queue.headers import HEADER_BYTES_MAX, is_unanswered, message_header
 from appliance.queue.link import Connection, Dial, Link, Listener, Message, ensure_streams, own, stop
 from appliance.queue.outbox import Outbox, Unconfirmed
 from appliance.queue.pull import JetStreamPull
@@ -77,7 +78,7 @@ class JetStreamGatewayQueue:
     @property
     def payload_bytes_max(self) -> int:
         """What the server takes in one message, less the room for headers. Known once the queue is entered."""
-        return self._link.message_bytes_max - streams.HEADER_BYTES_MAX
+        return self._link.message_bytes_max - HEADER_BYTES_MAX
 
     @property
     def is_connected(self) -> bool:
@@ -92,12 +93,11 @@ class JetStreamGatewayQueue:
         """
         connection = self._link.connection
         _check_size(payload, bytes_max=self.payload_bytes_max)
+        subject = job_subject(lane, model)
         now = asyncio.get_running_loop().time()
-        token = self._outbox.add(
-            job_id=job_id, message_id=message_id, subject=job_subject(lane, model), payload=payload, now=now
-        )
+        token = self._outbox.add(job_id=job_id, message_id=message_id, subject=subject, payload=payload, now=now)
         try:
-            await self._publish(connection, token, message_id, job_subject(lane, model), payload)
+            await self._publish(connection, token, message_id, subject, payload)
         except BaseException:
             self._outbox.settle(token)
             raise
@@ -121,11 +121,11 @@ class JetStreamGatewayQueue:
         self._listener.on_restored()
 
     async def _publish(self, connection: Connection, token: str, message_id: str, subject: str, payload: bytes) -> None:
-        headers = streams.message_header(message_id)
+        headers = message_header(message_id)
         await connection.send(subject, payload, reply=f"{self._confirmations}.{token}", headers=headers)
 
     def _on_confirmation(self, message: Message) -> None:
-        if message.headers is not None and message.headers.get("Status") == "503":
+        if is_unanswered(message.headers):
             self._misses_streams = True  # nobody stores the subject; the job stays unconfirmed and is sent again
             return
         job = self._outbox.settle(message.subject.rpartition(b".")[2].decode())
@@ -182,7 +182,7 @@ class JetStreamNodeQueue:
     @property
     def payload_bytes_max(self) -> int:
         """What the server takes in one message, less the room for headers. Known once the queue is entered."""
-        return self._link.message_bytes_max - streams.HEADER_BYTES_MAX
+        return self._link.message_bytes_max - HEADER_BYTES_MAX
 
     def pull(
         self, *, model: str, lane: Lane, on_delivery: Callable[[Delivery], None]
@@ -249,10 +249,11 @@ class JetStreamNodeQueue:
 class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed by the type checker
     """One live connection: see `link.Connection`.
 
-    nats-py's own reconnecting is off, since `Link` dials anew, and so is its buffering while disconnected. Four methods
+    nats-py's own reconnecting is off, since `Link` dials anew, and so is its buffering while disconnected. Five methods
     are overridden or used below their underscore, because the public way costs or loses something:
     - `_build_message`: nats-py puts each message into a queue with a task behind it; that costs CPU, and when the queue
       is full ("slow consumer") messages are dropped. Here a slow listener slows the socket down instead.
+    - `_process_headers`: of most messages nobody reads the headers, so they stay bytes until somebody does.
     - `_close`: the only place that every kind of end passes.
     - `_connect_command`: the last moment before credentials leave.
     - `_send_unsubscribe`: the public `unsubscribe` also stops listening.
@@ -302,8 +303,10 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
         """Publish, after waiting for room in the bounded buffer where needed."""
         if self.pending_data_size + len(payload) > OUTBOUND_BYTES_MAX:
             await self._await_room(len(payload))
-        with _translated():
+        try:
             await self.publish(subject, payload, reply=reply, headers=headers)
+        except (errors.Error, OSError) as error:
+            raise _gone(error) from error
 
     async def call(self, subject: str, payload: bytes, *, headers: Mapping[str, str] | None = None) -> bytes:
         """Publish and wait for the one answer."""
@@ -322,7 +325,7 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
             raise QueueUnavailable(f"NATS did not answer {subject} within {CALL_TIMEOUT_S:g} s{reason}") from error
         finally:
             del self._calls[reply.encode()]
-        if message.headers is not None and message.headers.get("Status") == "503":
+        if is_unanswered(message.headers):
             raise QueueUnavailable(f"nothing answers {subject}: is JetStream enabled on this NATS server and account?")
         return message.data
 
@@ -345,15 +348,16 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
             if not answer.done():
                 answer.set_exception(QueueUnavailable("the connection to NATS was lost"))
 
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Mapping[str, str] | None
-    ) -> None:
+    async def _process_headers(self, headers: bytes) -> bytes:
+        return headers
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         """Hand the message to its listener here, in the read loop; returning none leaves nats-py nothing to deliver."""
         listener = self._listeners.get(sid)
         if listener is None:
             return
         try:
-            listener(Message(subject, reply, data, headers))
+            listener(Message(subject, reply, data, headers or b""))
         except Exception as error:  # a bug in a callback must not end the read loop of everybody else
             context = {"message": "a queue callback failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -439,4 +443,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (errors.Error, OSError) as error:
-        raise QueueUnavailable(f"the connection to NATS is gone ({error!r}); retry later") from error
+        raise _gone(error) from error
+
+
+def _gone(error: Exception) -> QueueUnavailable:
+    return QueueUnavailable(f"the connection to NATS is gone ({error!r}); retry later")

@@ -36,7 +36,7 @@ class Message(NamedTuple):
     subject: bytes
     reply: bytes
     data: bytes
-    headers: Mapping[str, str] | None
+    headers: bytes  # empty where there are none
 
 
 Listener = Callable[[Message], None]

@@ -16,7 +16,8 @@ from typing import Self
 from appliance.errors import BodyTooLarge, Overloaded, QueueUnavailable
 from appliance.jobs import Cancel, Lane, encode_cancel
 from appliance.queue.base import Delivery, GatewayListener, Pull
-from appliance.queue.streams import DUPLICATES_S, HEADER_BYTES_MAX, LANES
+from appliance.queue.headers import HEADER_BYTES_MAX
+from appliance.queue.streams import DUPLICATES_S, LANES
 from appliance.queue.subjects import REPLY_PREFIX
 from appliance.settings import QueueSettings
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,6 +12,7 @@ from appliance.jobs import Lane
 from appliance.queue import streams
 from appliance.queue.base import Delivery
 from appliance.queue.demand import EXPIRES_S, HEARTBEAT_S, Demand
+from appliance.queue.headers import Status, dead_headers, decode_status
 from appliance.queue.link import Connection, Link, Message
 from appliance.queue.subjects import dead_subject, inbox_prefix, stream_name
 from appliance.settings import QueueSettings
@@ -131,19 +132,19 @@ class JetStreamPull:
             else:
                 self._on_delivery(delivery)
             return
-        self._hear_status(message.headers or {})
+        self._hear_status(decode_status(message.headers))
 
-    def _hear_status(self, headers: Mapping[str, str]) -> None:
-        match headers.get("Status"):
-            case "100":  # idle heartbeat
+    def _hear_status(self, status: Status) -> None:
+        match status.code:
+            case 100:  # idle heartbeat
                 self._demand.heartbeat(now=_now())
-            case "404" | "408":  # nothing there, or expired
-                self._demand.ended(streams.messages_unserved(headers), now=_now())
+            case 404 | 408:  # nothing there, or expired
+                self._demand.ended(status.unserved, now=_now())
                 self._wake()
-            case status:  # 409: consumer deleted, leader changed, server shutting down, …; 503: nobody there
-                _log.info("the pull for %s (%s) ended: %s", self._model, self._lane, streams.status_text(headers))
+            case code:  # 409: consumer deleted, leader changed, server shutting down, …; 503: nobody there
+                _log.info("the pull for %s (%s) ended: %d %s", self._model, self._lane, code, status.text)
                 self._demand.lost()
-                self._is_lost = status is not None
+                self._is_lost = True
                 self._wake()
 
 
@@ -184,8 +185,8 @@ class JetStreamDelivery:
         """
         if self._is_settled:
             return
-        headers = streams.dead_headers(
-            reason=reason, model=self._model, attempt=self.attempt, ack_subject=self._message.reply
+        headers = dead_headers(
+            letter_id=streams.stored_id(self._message.reply), reason=reason, model=self._model, attempt=self.attempt
         )
         answer = await self._link.connection.call(dead_subject(self._lane, self._model), self.payload, headers=headers)
         error = streams.decode_answer(answer).error

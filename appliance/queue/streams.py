@@ -3,9 +3,6 @@
 This is the one place that says how jobs are stored. Times are nanoseconds, as JetStream wants them.
 """
 
-import hashlib
-import re
-from collections.abc import Mapping
 from typing import Literal, get_args
 
 import msgspec
@@ -24,13 +21,9 @@ DUPLICATES_S = 120.0  # the same message id within this window stores one job
 DEAD_AGE_MAX_S = 7 * 86400.0
 ACK_PENDING_MAX = 16_384  # jobs of one consumer that nodes may hold unacknowledged, all nodes together
 PULLS_WAITING_MAX = 4096  # pull requests of all nodes that one consumer keeps
-HEADER_BYTES_MAX = 2048  # what our headers may add to a payload; the server's `max_payload` counts both
-REASON_CHARS_MAX = 300  # of a dead letter's reason, and below of its model name; at most four bytes each
-MODEL_CHARS_MAX = 120
 
 ACK = b"+ACK"
 IN_PROGRESS = b"+WPI"
-_PLAIN = re.compile(r"[!-~]+")
 _NANOSECONDS = 1_000_000_000
 
 
@@ -168,6 +161,12 @@ def attempt_of(ack_subject: bytes) -> int:
     return int(_ack_tokens(ack_subject)[2])
 
 
+def stored_id(ack_subject: bytes) -> str:
+    """Names the stored job, the same on every delivery and after a restart of the server."""
+    stream, _, _, sequence, _, stored, _ = (token.decode() for token in _ack_tokens(ack_subject))
+    return f"{stream}.{sequence}.{stored}"
+
+
 def _ack_tokens(ack_subject: bytes) -> list[bytes]:
     """Stream, consumer, deliveries, stream sequence, consumer sequence, time stored, pending.
 
@@ -175,34 +174,6 @@ def _ack_tokens(ack_subject: bytes) -> list[bytes]:
     """
     tokens = ack_subject.split(b".")
     return tokens[2:9] if len(tokens) == 9 else tokens[4:11]
-
-
-def message_header(message_id: str) -> dict[str, str]:
-    """The header that de-duplicates. An id that a header could not carry faithfully is replaced by its hash."""
-    is_plain = len(message_id) <= 128 and _PLAIN.fullmatch(message_id) is not None
-    return {"Nats-Msg-Id": message_id if is_plain else f"sha256:{hashlib.sha256(message_id.encode()).hexdigest()}"}
-
-
-def dead_headers(*, reason: str, model: str, attempt: int, ack_subject: bytes) -> dict[str, str]:
-    """What a dead letter says beside its payload. Burying the same stored job twice stores one letter."""
-    stream, _, _, sequence, _, stored, _ = (token.decode() for token in _ack_tokens(ack_subject))
-    return {
-        "Nats-Msg-Id": f"{stream}.{sequence}.{stored}",
-        "Appliance-Reason": " ".join(reason.split())[:REASON_CHARS_MAX].encode(errors="replace").decode(),
-        "Appliance-Model": model[:MODEL_CHARS_MAX],
-        "Appliance-Attempt": str(attempt),
-    }
-
-
-def status_text(headers: Mapping[str, str]) -> str:
-    """A status message of the server, for a log line."""
-    return f"{headers.get('Status', 'no status')} {headers.get('Description', '')}".strip()
-
-
-def messages_unserved(headers: Mapping[str, str]) -> int:
-    """How much of an ended pull request was never delivered; 0 where the server does not say."""
-    count = headers.get("Nats-Pending-Messages", "0")
-    return int(count) if count.isdecimal() else 0
 
 
 def refusal(error: ApiError) -> ApplianceError:

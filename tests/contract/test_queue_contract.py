@@ -1,12 +1,14 @@
 """What every queue promises, checked on each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from appliance.errors import BodyTooLarge, Overloaded, QueueUnavailable
 from appliance.jobs import Cancel, decode_cancel
+from appliance.settings import QueueSettings
 from tests.contract.queues import SETTINGS, Broker, InMemory, OnNats, gateway_of, never, node_of, until
 from tests.nats import NatsServer
 
@@ -14,13 +16,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["memory", "nats"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    """Each queue in turn, empty; NATS on a server of the test's own."""
+def broker_with(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[QueueSettings], Broker]]:
+    """Makes each queue in turn, empty; NATS on a server of the test's own."""
     if request.param == "memory":
-        yield InMemory(SETTINGS)
+        yield InMemory
     else:
         with NatsServer(tmp_path) as server:
-            yield OnNats(SETTINGS, server)
+            yield lambda settings: OnNats(settings, server)
+
+
+@pytest.fixture
+def broker(broker_with: Callable[[QueueSettings], Broker]) -> Broker:
+    """Each queue in turn, with the settings of most tests."""
+    return broker_with(SETTINGS)
 
 
 async def test_a_job_is_delivered_and_an_ack_removes_it(broker: Broker) -> None:
@@ -376,3 +384,28 @@ async def test_bulk_jobs_survive_a_restart(broker: Broker) -> None:
         await until(lambda: gateway.restored == 1)
         await pull.want(1)
         assert (await node.next()).payload == b"kept"
+
+
+async def test_jobs_past_their_age_are_dropped_and_free_their_room(
+    broker_with: Callable[[QueueSettings], Broker],
+) -> None:
+    broker = broker_with(msgspec.structs.replace(SETTINGS, job_age_max_s=1.0))
+    async with gateway_of(broker) as gateway, node_of(broker) as node, node.pull(lane="bulk") as pull:
+        await gateway.submit(b"old" + b"." * 900_000, lane="bulk")
+        await never(lambda: bool(gateway.refused), timeout_s=1.5)
+        await gateway.submit(b"new" + b"." * 900_000, lane="bulk")
+        await pull.want(2)
+        assert (await node.next()).payload.startswith(b"new")
+        assert gateway.refused == []
+
+
+async def test_the_oldest_dead_letters_make_room_for_new_ones(
+    broker_with: Callable[[QueueSettings], Broker],
+) -> None:
+    broker = broker_with(msgspec.structs.replace(SETTINGS, dead_bytes_max=300_000))
+    async with gateway_of(broker) as gateway, node_of(broker) as node, node.pull() as pull:
+        await pull.want(5)
+        for number in range(5):
+            await gateway.submit(b"%d" % number + b"." * 100_000)
+            await (await node.next(number + 1)).bury("reason")
+        assert [payload[:1] for _, _, _, payload in await broker.dead_letters()] == [b"3", b"4"]
