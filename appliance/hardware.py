@@ -48,11 +48,11 @@ class GpuQuery:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where an engine runs."""
+    """Where engines run."""
 
-    kind: str  # the class that chooses tuning
-    device: str  # torch's name: "cpu", "cuda:0"
-    gpu: Gpu | None = None
+    kind: str  # the class that chooses tuning; the same for all devices
+    devices: tuple[str, ...]  # torch's names: ("cpu",), ("cuda:0", "cuda:1")
+    gpu: Gpu | None = None  # the first of them
 
 
 def detect(device: str, *, environ: Mapping[str, str]) -> Hardware:
@@ -65,9 +65,9 @@ def detect(device: str, *, environ: Mapping[str, str]) -> Hardware:
 
 
 def choose(device: str, query: GpuQuery, *, cpuinfo: str) -> Hardware:
-    """Decide on a device: "auto" takes the first GPU, else the CPU. Raises like `detect`."""
+    """Decide on devices: "auto" takes every GPU of the first one's class, else the CPU. Raises like `detect`."""
     if device == "cpu" or (device == "auto" and not query.gpus and not query.problem):
-        return Hardware(cpu_class(cpuinfo), "cpu")
+        return Hardware(cpu_class(cpuinfo), ("cpu",))
     index = 0 if device == "auto" else _cuda_index(device)
     if query.problem:
         # Falling back to the CPU would serve 50 times slower without a word.
@@ -81,7 +81,14 @@ def choose(device: str, query: GpuQuery, *, cpuinfo: str) -> Hardware:
             "lower number, and see `nvidia-smi`"
         )
     gpu = query.gpus[index]
-    return Hardware(gpu_class(gpu.name, memory_mib=gpu.memory_mib), f"cuda:{index}", gpu)
+    kind = gpu_class(gpu.name, memory_mib=gpu.memory_mib)
+    if device != "auto":
+        return Hardware(kind, (f"cuda:{index}",), gpu)
+    # One preset tunes them all, so a machine of mixed GPUs runs one worker a class, each with `worker.device`.
+    alike = [
+        number for number, other in enumerate(query.gpus) if gpu_class(other.name, memory_mib=other.memory_mib) == kind
+    ]
+    return Hardware(kind, tuple(f"cuda:{number}" for number in alike), gpu)
 
 
 def gpu_class(name: str, *, memory_mib: int) -> str:

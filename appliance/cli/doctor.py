@@ -94,7 +94,7 @@ def _worker(settings: Settings, *, environ: Mapping[str, str]) -> Iterator[Findi
         yield Finding("device", "fail", exc.message, "the checks below take the CPU")
         hardware = choose("cpu", GpuQuery(), cpuinfo=read_cpuinfo())
     else:
-        yield Finding("device", "ok", f"{hardware.device}, class {hardware.kind}")
+        yield Finding("device", "ok", f"{', '.join(hardware.devices)}, class {hardware.kind}")
     weights_bytes = 0
     for model in settings.models:
         finding, model_bytes = check_model(model, settings=settings, hardware=hardware.kind)

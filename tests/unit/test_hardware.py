@@ -98,11 +98,12 @@ def test_cuda_visible_devices_selects_as_cuda_does(visible: str | None, expected
 @pytest.mark.parametrize(
     ("device", "query", "expected"),
     [
-        ("cpu", GpuQuery((L4,)), Hardware("cpu-amx", "cpu")),
-        ("cpu", GpuQuery(problem="broken"), Hardware("cpu-amx", "cpu")),
-        ("auto", GpuQuery(), Hardware("cpu-amx", "cpu")),
-        ("auto", GpuQuery((L4, H200)), Hardware("l4", "cuda:0", L4)),
-        ("cuda:1", GpuQuery((L4, H200)), Hardware("h200", "cuda:1", H200)),
+        ("cpu", GpuQuery((L4,)), Hardware("cpu-amx", ("cpu",))),
+        ("cpu", GpuQuery(problem="broken"), Hardware("cpu-amx", ("cpu",))),
+        ("auto", GpuQuery(), Hardware("cpu-amx", ("cpu",))),
+        ("auto", GpuQuery((L4, H200)), Hardware("l4", ("cuda:0",), L4)),
+        ("auto", GpuQuery((L4, H200, L4)), Hardware("l4", ("cuda:0", "cuda:2"), L4)),
+        ("cuda:1", GpuQuery((L4, H200)), Hardware("h200", ("cuda:1",), H200)),
     ],
 )
 def test_the_device_setting_decides(device: str, query: GpuQuery, expected: Hardware) -> None:
@@ -176,4 +177,4 @@ def test_the_cpu_of_this_machine_has_a_class() -> None:
 def test_the_gpu_of_this_machine_is_found() -> None:
     if not query_gpus(visible=None).gpus:
         pytest.skip("needs an NVIDIA GPU")
-    assert detect("auto", environ={}).device == "cuda:0"
+    assert detect("auto", environ={}).devices[0] == "cuda:0"
