@@ -48,6 +48,8 @@ class Child:
         while not self._is_stopping:
             started_s = asyncio.get_running_loop().time()
             process = await self._start()
+            if self._is_stopping:  # while there was no process to stop yet; this one has nothing to finish
+                self.kill()
             code = await process.wait()
             mark_process_dead(process.pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]  # untyped library
             if self._is_stopping:
