@@ -48,7 +48,7 @@ async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Har
     def engine_of() -> EngineProcess:
         return EngineProcess(
             host_command(worker.engine, threads=engine_threads(settings)),
-            name=f"{worker.engine} on {hardware.device}",
+            name=f"{worker.engine} on {hardware.devices[0]}",
             sockets_dir=sockets_dir,
             start_timeout_s=worker.engine_start_s,
             batch_timeout_s=worker.batch_timeout_s,
