@@ -1,5 +1,5 @@
 """Fixtures that every folder of tests may use."""
 
-from tests.nats import nats_server, shared_nats_server
+from tests.nats import nats_server
 
-__all__ = ["nats_server", "shared_nats_server"]
+__all__ = ["nats_server"]

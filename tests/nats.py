@@ -91,13 +91,6 @@ def is_listening(port: int) -> bool:
     return False
 
 
-@pytest.fixture(scope="session")
-def shared_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One server for all tests that neither stop it nor mind what others leave in its streams."""
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A server of the test's own: `.url`, `.kill()`, `.start()`, `.restart()`."""

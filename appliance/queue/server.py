@@ -41,10 +41,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
     gateway: NatsSettings
     node: NatsSettings
 
-    def settings(self, role: Role) -> NatsSettings:
-        """How `role` connects."""
-        return self.gateway if role == "gateway" else self.node
-
 
 def plan_server(*, state_dir: Path, queue: QueueSettings, port: int, connect_timeout_s: float) -> ServerPlan:
     """Write the configuration (mode 0600) with fresh passwords, and say how to run and reach the server.

@@ -212,7 +212,7 @@ async def test_a_role_may_not(plan: ServerPlan, role: Role, verb: str, subject: 
     async def note(error: Exception) -> None:
         problems.append(str(error))
 
-    settings = plan.settings(role)
+    settings = plan.gateway if role == "gateway" else plan.node
     server = settings.url
     async with nats_client(server, user=settings.user, password=settings.password, error_cb=note) as client:
         if verb == "publish":
