@@ -30,7 +30,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints-cpu.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
-	@$(PIP) --editable '.[encoder,models,dev]'
+	@$(PIP) --editable '.[encoder,models,bench,dev]'
 	@touch $@
 
 test: dev

@@ -3,6 +3,7 @@
 import click
 
 from appliance import __version__
+from appliance.cli.bench import bench_command
 from appliance.cli.config import config_group
 from appliance.cli.doctor import doctor_command
 from appliance.cli.gateway import gateway_command
@@ -16,5 +17,5 @@ def main() -> None:
     """An OpenAI-compatible inference appliance for small open models on your own hardware."""
 
 
-for command in (up_command, gateway_command, worker_command, config_group, doctor_command):
+for command in (up_command, gateway_command, worker_command, config_group, doctor_command, bench_command):
     main.add_command(command)
