@@ -23,6 +23,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     dtype: str  # "float32" | "bfloat16" | "float16"
     device: str  # torch's name: "cpu", "cuda:0"
     threads: int  # intra-op threads on a CPU
+    cache: str = ""  # a folder of the node's where the engine may keep what it can compute again; "": none
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -84,7 +85,7 @@ def frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """Bytes of body that follow this header. Raises ValueError over `FRAME_BYTES_MAX`: the peer speaks something else."""
+    """Bytes of body that follow this header. Raises ValueError over the limit: the peer speaks something else."""
     (length,) = _LENGTH.unpack(header)
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a frame announces {length} B, the limit is {FRAME_BYTES_MAX} B")

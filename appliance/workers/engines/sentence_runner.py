@@ -17,15 +17,12 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from appliance.workers import model_files
-
 # Padding that one pass may carry before another pass is cheaper, in tokens. On a CPU measured with MiniLM in bf16 on
 # one thread and batches of 16 and 64 mixed texts: 64 to 128 are the best, no limit runs at 0.3 to 0.7 of their speed.
 # On a GPU a pass has a far higher fixed cost; that number is an estimate.
 _PADDING_TOKENS_MAX = {"cpu": 128}
 _PADDING_TOKENS_MAX_ELSEWHERE = 4096
 _SAMPLES_PER_WEIGHT = 16
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class SentenceTransformersRunner:
@@ -50,8 +47,7 @@ class SentenceTransformersRunner:
 
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: str) -> "SentenceTransformersRunner":
-        """Load from a local folder, safetensors only, running none of its code. Raises ValueError if refused."""
-        _check_files(folder)
+        """Load from a local folder that `check_folder` let pass, running none of its code; else ValueError."""
         transformers_logging.disable_progress_bar()
         try:
             model = SentenceTransformer(
@@ -120,21 +116,6 @@ def sub_batches(lengths: Sequence[int], *, padding_tokens_max: int) -> Iterator[
         padding_tokens += short_of_longest
     if group:
         yield group
-
-
-def _check_files(folder: Path) -> None:
-    """Refuse what could run code or reach outside the folder, before anything is loaded from it."""
-    if not (model_files.transformer_folder(folder) / "config.json").is_file():
-        raise ValueError("the model's folder has no config.json")
-    for module in model_files.modules(folder):
-        if not module.type.startswith("sentence_transformers."):
-            raise ValueError(f"the module {module.type!r} is code of the model's own, which is never run")
-    if next(folder.rglob("adapter_config.json"), None) is not None:
-        raise ValueError("the folder holds a PEFT adapter; merge it into its base model first")
-    for pattern in _PICKLES:
-        for pickle in folder.rglob(pattern):
-            if next(pickle.parent.glob("*.safetensors"), None) is None and not pickle.name.startswith("training_args"):
-                raise ValueError(f"{pickle.name} has no safetensors beside it; convert it, pickles are never read")
 
 
 def _text_transformer(model: SentenceTransformer) -> Transformer:
