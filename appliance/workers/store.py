@@ -21,6 +21,7 @@ from appliance.settings import ModelSettings
 from appliance.workers.weights import check_safetensors
 
 CACHE_FOLDER = "models"  # below the state directory: what the hub client downloads
+KEPT_FOLDER = "golden"  # below the state directory: what engines keep between starts
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
 FILES_MAX = 10_000
 CONFIG_BYTES_MAX = 64 * 1024 * 1024
