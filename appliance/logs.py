@@ -9,7 +9,7 @@ Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
 
-def configure(*, level: Level, format: Format, part: str) -> None:  # noqa: A002  # named as the setting is
+def configure(*, level: Level, format: Format, part: str) -> None:
     """Set up logging for this process; `part` says which of the appliance's processes speaks."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonLines(part) if format == "json" else _TextLines(part))

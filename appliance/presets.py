@@ -67,15 +67,29 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
+class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The predicted time of a batch in milliseconds: t = batch + token·T + square·Σn² + item·B."""
+
+    batch_ms: Annotated[float, Meta(ge=0)]
+    token_ms: Annotated[float, Meta(ge=0)]
+    square_ms: Annotated[float, Meta(ge=0)]
+    item_ms: Annotated[float, Meta(ge=0)]
+
+
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to run the model on one class of hardware. Every field is required: no tuning constant hides in code."""
 
     dtype: Dtype
     batch_tokens_max: Annotated[int, Meta(ge=16, le=1_048_576)]  # token budget of one batch
     batch_items_max: Annotated[int, Meta(ge=1, le=65_536)]
-    max_wait_ms: Annotated[float, Meta(ge=0, le=1000)]  # how long a lone item may wait for company on a busy device
+    batch_ms_max: Annotated[float, Meta(gt=0, le=60_000)]  # predicted time of one batch: what a short text may wait out
+    max_wait_ms: Annotated[float, Meta(ge=0, le=10_000)]  # after it an item goes to a busy device in a batch as it is
+    handoff_ms: Annotated[float, Meta(ge=0, le=1000)]  # how long before a device is free the next batch is sent to it
     batches_ahead: Annotated[int, Meta(ge=1, le=8)]  # batches handed to the engine, the running one included
-    backlog_batches: Annotated[float, Meta(ge=1, le=64)]  # work pulled ahead, in batches' worth of tokens
+    backlog_batches: Annotated[float, Meta(ge=1, le=64)]  # work pulled ahead, in batches of `batch_ms_max` a device
+    length_bands: tuple[Annotated[int, Meta(ge=1)], ...]  # upper bounds in tokens; a batch prefers texts of one band
+    engine_threads: Annotated[int, Meta(ge=0, le=256)]  # of one engine on a CPU, whose cores are shared out; 0: all
+    cost: Coefficients | None = None  # None: fitted when the model is loaded
     evidence: Evidence = Evidence()
 
 

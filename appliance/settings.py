@@ -70,9 +70,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""  # default: the host name
     device: str = "auto"  # "auto", "cpu", "cuda:0"
     engine: Literal["encoder", "fake"] = "encoder"  # "fake" computes without a model: for tests and load studies
-    engine_threads: Annotated[int, Meta(ge=0, le=256)] = 0  # 0: one per core, on a CPU
+    engine_threads: Annotated[int, Meta(ge=0, le=256)] = 0  # of one engine on a CPU; 0: as the preset says
+    engines: Annotated[int, Meta(ge=0, le=64)] = 0  # on a CPU; 0: as many as its cores allow
     tokenizer_threads: Annotated[int, Meta(ge=1, le=64)] = 2
     engine_start_s: Seconds = 300.0
+    calibration_s: Annotated[float, Meta(ge=0, le=600)] = 2.0  # spent on measuring a model without known costs; 0: none
     batch_timeout_s: Seconds = 120.0
     bulk_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the batches, promised to the bulk lane while it has work
     drain_s: Annotated[float, Meta(ge=0, le=600)] = 20.0  # how long SIGTERM waits for open jobs

@@ -34,6 +34,19 @@ CANARY_SECONDS = Gauge(
 BATCHES = Counter("appliance_batches_total", "Batches by outcome", ["model", "outcome"])
 BATCH_ITEMS = Histogram("appliance_batch_items", "Texts in a batch", ["model"], buckets=_POWERS_OF_TWO)
 BATCH_TOKENS = Histogram("appliance_batch_tokens", "Tokens in a batch", ["model"], buckets=_POWERS_OF_TWO)
+BATCH_RATIO = Histogram(
+    "appliance_batch_measured_to_predicted_ratio",
+    "Measured time of a batch by its predicted time",
+    ["model"],
+    buckets=(0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0),
+)
+COST_ERROR = Gauge(
+    "appliance_cost_fit_error_ratio",
+    "Relative error of the cost model on the batches it was fitted to",
+    ["model", "quantile"],
+    multiprocess_mode="mostrecent",
+)
+GIVEN_BACK_JOBS = Counter("appliance_given_back_jobs_total", "Jobs pulled and given back unstarted", ["model"])
 DEVICE_SECONDS = Counter("appliance_device_seconds_total", "Time a device spent computing", ["model"])
 NODE_SECONDS = Histogram(
     "appliance_node_seconds", "From a job's delivery to its last reply", ["model"], buckets=_SECONDS

@@ -124,9 +124,14 @@ def open_job_of(job: Job, delivery: RecordedDelivery | None = None, *, arrived_s
     return OpenJob(job, delivery or RecordedDelivery(encode_job(job)), arrived_s=arrived_s, extended_s=arrived_s)
 
 
+def item_ms(tokens: int) -> float:
+    """What a text costs: a millisecond a token."""
+    return float(tokens)
+
+
 def items_of(*ids: int) -> list[Item]:
     """One item per id, each of a job of its own."""
-    return [item for number in ids for item in open_job_of(job_of(f"job-{number}")).begin([tokens_of(number)])]
+    return [item for number in ids for item in open_job_of(job_of(f"job-{number}")).begin([tokens_of(number)], item_ms)]
 
 
 def encoded_of(*firsts: float, width: int = WIDTH, bad: tuple[int, ...] = ()) -> Encoded:

@@ -209,7 +209,9 @@ async def _listening(port: int, *, within_s: float) -> None:
                     return
                 await asyncio.sleep(0.01)
     except TimeoutError as error:
-        raise StartupError(f"the NATS server does not listen after {within_s:.0f} s; its log is above") from error
+        raise StartupError(
+            f"the NATS server does not listen after {within_s:.0f} s; see nats.log in the state directory"
+        ) from error
 
 
 def _local_url(settings: Settings) -> str:

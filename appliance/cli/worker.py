@@ -3,7 +3,8 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from appliance.hardware import Hardware, detect
 from appliance.presets import load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
 from appliance.settings import ModelSettings, Settings
+from appliance.workers.device import Place
 from appliance.workers.engine_process import (
     SOCKET_NAME_BYTES_MAX,
     SOCKET_PATH_BYTES_MAX,
@@ -22,7 +24,7 @@ from appliance.workers.engine_process import (
     host_command,
 )
 from appliance.workers.node import Node, ServedModel
-from appliance.workers.store import CACHE_FOLDER, verified_folder
+from appliance.workers.store import CACHE_FOLDER, KEPT_FOLDER, verified_folder
 from appliance.workers.tokenize import Tokenizer
 
 
@@ -45,25 +47,37 @@ async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Har
     if worker.metrics_port:
         start_http_server(worker.metrics_port, addr=worker.metrics_host)
 
-    def engine_of() -> EngineProcess:
+    async with JetStreamNodeQueue(settings.nats, settings.queue) as queue:
+        node = Node(
+            queue,
+            models=models,
+            places=_places(settings, models, hardware=hardware, sockets_dir=sockets_dir),
+            worker=worker,
+            settings=settings.queue,
+        )
+        await node.run(stop)
+
+
+def _places(settings: Settings, models: Sequence[ServedModel], *, hardware: Hardware, sockets_dir: Path) -> list[Place]:
+    """An engine per GPU, or as many on the CPU as its cores allow at the threads that suit the models."""
+    worker = settings.worker
+    cores = len(os.sched_getaffinity(0))
+    threads = min(cores, worker.engine_threads or max(model.preset.tuning.engine_threads for model in models) or cores)
+    if hardware.devices == ("cpu",):
+        places = [(f"cpu/{number}", "cpu") for number in range(worker.engines or max(1, cores // threads))]
+    else:
+        places = [(device, device) for device in hardware.devices]
+
+    def engine_of(name: str) -> EngineProcess:
         return EngineProcess(
-            host_command(worker.engine, threads=engine_threads(settings)),
-            name=f"{worker.engine} on {hardware.devices[0]}",
+            host_command(worker.engine, threads=threads),
+            name=f"{worker.engine} on {name}",
             sockets_dir=sockets_dir,
             start_timeout_s=worker.engine_start_s,
             batch_timeout_s=worker.batch_timeout_s,
         )
 
-    async with JetStreamNodeQueue(settings.nats, settings.queue) as queue:
-        node = Node(
-            queue,
-            models=models,
-            engine_factories={hardware.device: engine_of},
-            threads=engine_threads(settings),
-            worker=worker,
-            settings=settings.queue,
-        )
-        await node.run(stop)
+    return [Place(name, device, threads, partial(engine_of, name)) for name, device in places]
 
 
 @contextlib.contextmanager
@@ -81,9 +95,5 @@ def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware
     """Find the model's preset and files, and verify them. Blocks; a hub model is downloaded on its first start."""
     preset = load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
-    return ServedModel(preset, folder, Tokenizer.load(folder, preset.facts.tokens_max))
-
-
-def engine_threads(settings: Settings) -> int:
-    """Intra-op threads of an engine on a CPU: as set, else one per core this process may use."""
-    return settings.worker.engine_threads or len(os.sched_getaffinity(0))
+    kept = Path(settings.state_dir, KEPT_FOLDER).absolute()
+    return ServedModel(preset, folder, Tokenizer.load(folder, preset.facts.tokens_max), str(kept))

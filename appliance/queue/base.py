@@ -94,6 +94,12 @@ class Pull(Protocol):
     async def want(self, jobs: int) -> None:
         """Ask for up to `jobs` more deliveries in all, those still outstanding included. 0 stops asking."""
 
+    async def recall(self) -> None:
+        """Take back what was asked for: once it returns, nothing arrives until the next `want`.
+
+        Costs a round trip and more: for a node that has too much, not for one that has enough.
+        """
+
 
 class NodeQueue(Protocol):
     """Pull jobs and answer them. Entered as an async context manager, which connects."""

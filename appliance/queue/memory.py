@@ -192,6 +192,10 @@ class _MemoryPull:
         self.wish = max(0, jobs)
         self.lane.dispatch_soon(self.model)
 
+    async def recall(self) -> None:
+        """Take back what was asked for: nothing arrives until the next `want`."""
+        self.wish = 0
+
 
 @dataclass(slots=True, eq=False)
 class _Stored:

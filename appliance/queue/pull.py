@@ -57,6 +57,14 @@ class JetStreamPull:
         self._demand.want(jobs)
         await self._ask()
 
+    async def recall(self) -> None:
+        """Take back what was asked for: once it returns, nothing arrives until the next `want`."""
+        self._demand.want(0)
+        async with self._opening:
+            if not self._is_closed and self._connection is not None and not self._connection.lost.is_set():
+                await self._hang_up()
+                await self._listen(self._connection)
+
     async def open(self, connection: Connection) -> None:
         """Create the consumer and ask anew, once per connection. Raises like `_create_consumer`."""
         async with self._opening:
@@ -104,6 +112,10 @@ class JetStreamPull:
 
     async def _open(self, connection: Connection) -> None:
         await _create_consumer(connection, self._lane, self._model, self._settings)
+        await self._listen(connection)
+
+    async def _listen(self, connection: Connection) -> None:
+        """On a fresh inbox: of what was asked for on another nothing counts."""
         self._demand.lost()
         self._inbox = f"{inbox_prefix('node')}.{secrets.token_hex(12)}"
         self._subscription = await connection.listen(self._inbox, self._hear)

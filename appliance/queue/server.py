@@ -31,6 +31,8 @@ HOST = "127.0.0.1"
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 CONFIG_FILE = "nats.conf"
 STORE_FOLDER = "nats"
+LOG_FILE = "nats.log"
+LOG_BYTES_MAX = 4 * 1024 * 1024
 STORE_SLACK_BYTES = 64 * 1024 * 1024  # streams reserve their whole limit, and files need a little more
 
 
@@ -70,6 +72,10 @@ def render_config(*, port: int, store_dir: Path, queue: QueueSettings, passwords
     config = {
         "listen": f"{HOST}:{port}",
         "server_name": "appliance",
+        # A log of its own: it repeats its whole configuration at each start. Rotated by the server.
+        "log_file": str(store_dir.parent / LOG_FILE),
+        "logfile_size_limit": LOG_BYTES_MAX,
+        "logfile_max_num": 3,
         "max_payload": MESSAGE_BYTES_MAX,
         "jetstream": {
             "store_dir": str(store_dir),

@@ -12,17 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from appliance.presets import Coefficients
+
 DRIFT_SMOOTHING = 0.05  # weight of the newest batch in the running ratio
-DRIFT_MIN, DRIFT_MAX = 0.2, 20.0  # one outlier must not turn the node deaf or greedy
-
-
-class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds: a batch, a token, a squared token, a text."""
-
-    batch_ms: float
-    token_ms: float
-    square_ms: float
-    item_ms: float
+DRIFT_MIN, DRIFT_MAX = 0.001, 1000.0  # wide: costs that were never measured are found by drifting there
+UNKNOWN = Coefficients(batch_ms=1.0, token_ms=0.05, square_ms=0.0, item_ms=0.0)  # until a model is measured
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -44,6 +38,10 @@ class CostModel:
     """Predicts, and corrects itself."""
 
     def __init__(self, coefficients: Coefficients) -> None:
+        self.replace(coefficients)
+
+    def replace(self, coefficients: Coefficients) -> None:
+        """Start anew from these."""
         self.coefficients = coefficients
         self._drift = 1.0
 

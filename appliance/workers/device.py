@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import msgspec
+
 from appliance import telemetry
 from appliance.errors import ApplianceError, EngineFailed, StartupError
 from appliance.workers.batcher import Batcher
+from appliance.workers.cost import CostModel
 from appliance.workers.engine_process import EngineDied, EngineOutOfMemory, EngineProcess
+from appliance.workers.exchange import Exchange
 from appliance.workers.open_job import Item
 from appliance.workers.split import FaultKind, after_fault
 from appliance.workers.wire import Encoded, Load, Loaded
@@ -24,6 +28,26 @@ FIRST_STARTS_MAX = 3  # an engine that was never ready by then is broken, not un
 _log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[], AbstractAsyncContextManager[EngineProcess]]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where an engine runs. Several may share a device: a CPU's cores are shared out among engines."""
+
+    name: str  # for metrics and logs: "cpu/0", "cuda:1"
+    device: str  # torch's name: "cpu", "cuda:1"
+    threads: int  # of a CPU engine
+    engine_factory: EngineFactory
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What a device needs to know of one model: how to load it, what waits for it, what that costs, when to run it."""
+
+    order: Load
+    batcher: Batcher[Item]
+    cost: CostModel
+    batches_ahead: int
+    batch_s_max: float
+    handoff_s: float
 
 
 class Sink(Protocol):
@@ -43,29 +67,25 @@ class Sink(Protocol):
 
 
 class Device:
-    """Feeds the batches of every resident model to one engine process. Several devices may share the batchers."""
+    """Feeds the batches of every resident model to one engine process. Several devices share the batchers."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        engine_factory: EngineFactory,
-        orders: Sequence[Load],
-        batchers: Mapping[str, Batcher[Item]],
-        batches_ahead: Mapping[str, int],
-        sink: Sink,
-    ) -> None:
-        """`orders` make the models resident after each start; `batchers` and `batches_ahead` go by model."""
-        self.name = name
+    def __init__(self, place: Place, *, models: Mapping[str, Served], exchange: Exchange, sink: Sink) -> None:
+        """`models` become resident after each start; the `exchange` says which device takes what waits."""
+        self.name = place.name
         self.loaded: asyncio.Future[list[Loaded]] = asyncio.get_running_loop().create_future()
-        self._engine_factory = engine_factory
-        self._orders = orders
-        self._batchers = batchers
-        self._batches_ahead = batches_ahead
+        self._place = place
+        self._models = models
+        self._exchange = exchange
         self._sink = sink
+        self._engine: EngineProcess | None = None
         self._in_flight = 0
         self._is_dead = False
         self._changed = asyncio.Event()
+        self._neighbours: Sequence[Device] = (self,)
+
+    def meet(self, devices: "Sequence[Device]") -> None:
+        """The devices that take from the same batchers, this one included: each wakes the others when it changes."""
+        self._neighbours = devices
 
     def wake(self) -> None:
         """Something was added to a batcher."""
@@ -80,9 +100,11 @@ class Device:
         for starts in itertools.count(1):
             started_s = time.monotonic()
             try:
-                async with self._engine_factory() as engine:
+                async with self._place.engine_factory() as engine:
                     telemetry.ENGINE_STARTS.labels(self.name).inc()
                     await self._load(engine)
+                    self._engine = engine
+                    self._exchange.join(self.name)
                     await self._feed(engine)
             except EngineDied as death:
                 if not self.loaded.done() and starts >= FIRST_STARTS_MAX:
@@ -91,13 +113,17 @@ class Device:
                         f"the engine of {self.name} does not come up: {death.message}: {last_words}"
                     ) from death
                 _log.error("device %s: %s; it is started again in %.1f s", self.name, death.message, delay_s)
+            finally:
+                self._engine = None
+                self._exchange.leave(self.name)
+                self._wake_all()
             await asyncio.sleep(delay_s)
             is_steady = time.monotonic() - started_s > STEADY_S
             delay_s = RESTART_DELAY_S_MIN if is_steady else min(2 * delay_s, RESTART_DELAY_S_MAX)
 
     async def _load(self, engine: EngineProcess) -> None:
         loaded: list[Loaded] = []
-        for order in self._orders:
+        for order in (model.order for model in self._models.values()):
             try:
                 card = await engine.load(order)
             except EngineDied:
@@ -110,9 +136,15 @@ class Device:
         if not self.loaded.done():
             self.loaded.set_result(loaded)
 
+    async def measure(self, model: str, ids: bytes, lengths: Sequence[int]) -> float:
+        """Run a batch that nobody asked for, and return its device time in milliseconds. Raises EngineFailed."""
+        assert self._engine is not None, "measured before it is loaded"
+        return (await self._engine.encode(model, ids, lengths)).device_s * 1000
+
     async def _feed(self, engine: EngineProcess) -> None:
         """Hand out batches until the engine dies."""
         self._is_dead = False
+        self._in_flight = 0
         async with asyncio.TaskGroup() as batches:
             batches.create_task(self._watch(engine))
             while not self._is_dead:
@@ -120,13 +152,18 @@ class Device:
                 if model is None:
                     await self._wait_for_change()
                     continue
-                batch, dead = self._batchers[model].next_batch(self._sink.is_live)
+                batch, dead = self._models[model].batcher.next_batch(self._sink.is_live)
                 if dead:
                     await self._sink.drop(dead)
                 if batch:
-                    self._in_flight += 1
-                    batches.create_task(self._run(engine, model, batch))
+                    self._send(batches, engine, model, batch)
         raise await engine.died()
+
+    def _send(self, batches: asyncio.TaskGroup, engine: EngineProcess, model: str, batch: list[Item]) -> None:
+        predicted_ms = self._models[model].cost.batch_ms([item.tokens for item in batch])
+        self._exchange.sent(self.name, predicted_ms / 1000, now_s=time.monotonic())
+        self._in_flight += 1
+        batches.create_task(self._run(engine, model, batch))
 
     async def _watch(self, engine: EngineProcess) -> None:
         """An idle engine that dies is noticed too."""
@@ -136,50 +173,68 @@ class Device:
 
     def _due_model(self, now_s: float) -> str | None:
         """The model whose batch should leave now; of several, the one whose oldest item has waited longest."""
-        due = [model for model, batcher in self._batchers.items() if self._is_due(model, batcher, now_s)]
-        return min(due, key=lambda model: self._batchers[model].oldest_s, default=None)
+        due = [model for model, served in self._models.items() if self._leaves_s(served, now_s) <= now_s]
+        return min(due, key=lambda model: self._models[model].batcher.oldest_s, default=None)
 
-    def _is_due(self, model: str, batcher: Batcher[Item], now_s: float) -> bool:
-        if batcher.items_waiting == 0 or self._in_flight >= self._batches_ahead[model]:
-            return False
-        return self._in_flight == 0 or batcher.is_full() or batcher.due_s() <= now_s
+    def _leaves_s(self, served: Served, now_s: float) -> float:
+        """When this device should take a batch of the model; infinity unless something changes."""
+        batcher = served.batcher
+        if batcher.items_waiting == 0 or self._in_flight >= served.batches_ahead:
+            return float("inf")
+        waiting_s = batcher.cost_waiting_ms / 1000
+        batch_s = min(waiting_s, served.batch_s_max)
+        if not self._exchange.takes(self.name, batch_s=batch_s, waiting_s=waiting_s, now_s=now_s):
+            return float("inf")
+        if self._in_flight == 0 or batcher.is_full():
+            return now_s
+        # On a busy device waiting gains company and costs nothing, until it is about to be free.
+        return min(batcher.due_s(), self._exchange.free_s(self.name) - served.handoff_s)
 
     async def _wait_for_change(self) -> None:
         """Until something was added or computed, or until a waiting item is due beside a running batch."""
         self._changed.clear()
-        due_s = min(
-            (
-                batcher.due_s()
-                for model, batcher in self._batchers.items()
-                if self._in_flight < self._batches_ahead[model]
-            ),
-            default=float("inf"),
-        )
-        if due_s == float("inf"):
+        now_s = time.monotonic()
+        leaves_s = min((self._leaves_s(served, now_s) for served in self._models.values()), default=float("inf"))
+        if leaves_s == float("inf"):
             await self._changed.wait()
             return
+        timer = asyncio.get_running_loop().call_later(max(0.0, leaves_s - now_s), self._changed.set)
         try:
-            async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+            await self._changed.wait()
+        finally:
+            timer.cancel()
 
     async def _run(self, engine: EngineProcess, model: str, batch: list[Item]) -> None:
         ids = b"".join(item.ids for item in batch)
         lengths = [item.tokens for item in batch]
         telemetry.BATCH_ITEMS.labels(model).observe(len(batch))
         telemetry.BATCH_TOKENS.labels(model).observe(sum(lengths))
+        measured_s: float | None = None
         try:
             encoded = await engine.encode(model, ids, lengths)
+            measured_s = encoded.device_s
         except EngineFailed as error:
+            self._done(measured_s)
             await self._salvage(model, batch, error)
         else:
+            self._done(measured_s)
+            ratio = self._models[model].cost.learn(lengths, measured_s * 1000)
+            telemetry.BATCH_RATIO.labels(model).observe(ratio)
             telemetry.BATCHES.labels(model, "done").inc()
-            telemetry.DEVICE_SECONDS.labels(model).inc(encoded.device_s)
+            telemetry.DEVICE_SECONDS.labels(model).inc(measured_s)
             await self._sink.take(batch, encoded)
         finally:
-            self._in_flight -= 1
-            self._changed.set()
+            self._wake_all()
+
+    def _done(self, measured_s: float | None) -> None:
+        """A batch is back, and its place is free for the next before its answers are written."""
+        self._exchange.done(self.name, now_s=time.monotonic(), measured_s=measured_s)
+        self._in_flight -= 1
+        self._changed.set()
+
+    def _wake_all(self) -> None:
+        for device in self._neighbours:
+            device.wake()
 
     async def _salvage(self, model: str, batch: list[Item], error: EngineFailed) -> None:
         """Put a failed batch back in parts, or fail its one item."""
@@ -193,7 +248,7 @@ class Device:
         if kind == "died":
             for item in batch:
                 item.was_alone = True
-        self._batchers[model].form(parts)
+        self._models[model].batcher.form(parts)
 
 
 def _kind(error: EngineFailed) -> FaultKind:

@@ -6,7 +6,6 @@ read, 3 when the device is lost. It never outlives its node.
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import re
@@ -14,10 +13,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, assert_never
+from typing import Final, NoReturn, assert_never
 
 import msgspec
 
+from appliance.processes import die_with_parent
 from appliance.workers import wire
 from appliance.workers.engine import DeviceLost, Engine, OutOfMemory
 from appliance.workers.wire import Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
@@ -28,7 +28,6 @@ EXIT_DEVICE_LOST: Final = 3
 
 _MESSAGE_CHARS_MAX = 300
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]+")
-_PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger("appliance.engine")
 
@@ -36,9 +35,10 @@ _log = logging.getLogger("appliance.engine")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one node until it stops us or is gone; the return value is the exit code."""
     options = _options(arguments)
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the whole group; the node decides
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(options.socket)
@@ -158,19 +158,6 @@ def _limit_threads(threads: int) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the node dies, even mid-batch. Elsewhere the socket's end stops it."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # The node may have died before the request was in place. If it did before we even looked, the dial fails.
-    if os.getppid() != parent:
-        sys.exit(EXIT_DONE)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="appliance.workers.host", description="One engine process of a node.")
     parser.add_argument("--socket", required=True, help="the node's Unix socket")
@@ -179,5 +166,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _exit(code: int) -> NoReturn:
+    """At once: taking a runtime's modules apart takes seconds, and there is nothing left to save."""
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _exit(main())

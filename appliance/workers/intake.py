@@ -53,13 +53,18 @@ class Intake:
         *,
         readers: Mapping[str, Reader],
         deliveries_max: int,
-        on_read: Callable[[OpenJob, Sequence[Tokens]], None],
+        on_read: Callable[[OpenJob, Sequence[Tokens]], bool],
+        on_round: Callable[[], None],
     ) -> None:
-        """`on_read` gets each job that is worth computing, with its inputs' tokens."""
+        """`on_read` gets each job that is worth computing, with its inputs' tokens; False gives the job back.
+
+        `on_round` hears that `unread` has changed.
+        """
         self._ledger = ledger
         self._readers = readers
         self._deliveries_max = deliveries_max
         self._on_read = on_read
+        self._on_round = on_round
         self._unread: dict[str, int] = dict.fromkeys(readers, 0)
         self._arrived: deque[tuple[str, Delivery]] = deque()
         self._something = asyncio.Event()
@@ -90,11 +95,12 @@ class Intake:
             read = await asyncio.get_running_loop().run_in_executor(pool, self._read_all, opened)
             for model in models:
                 self._unread[model] -= 1
+            self._on_round()
             for job, tokens in zip(opened, read, strict=True):
                 if isinstance(tokens, ApplianceError):
                     await self._ledger.refuse(job, tokens)
-                else:
-                    self._on_read(job, tokens)
+                elif not self._on_read(job, tokens):
+                    await self._ledger.give_back(job)
 
     async def give_back(self) -> None:
         """This node stops and `run` has ended: what was delivered and not opened goes to whoever pulls next."""

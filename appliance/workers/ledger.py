@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Ledger:
     """Open jobs, by identity: a resubmitted job may be open twice, and each delivery owes its own settlement."""
 
-    def __init__(self, queue: NodeQueue, *, on_work_done: Callable[[str, int], None]) -> None:
-        """`on_work_done(model, tokens)` hears of tokens that no device has to compute any more."""
+    def __init__(self, queue: NodeQueue, *, on_work_done: Callable[[str, float], None]) -> None:
+        """`on_work_done(model, work_ms)` hears of predicted work that no device has to do any more."""
         self._queue = queue
         self._on_work_done = on_work_done
         self._open: set[OpenJob] = set()
@@ -65,7 +65,7 @@ class Ledger:
         for number, item in enumerate(batch):
             if item.owner.is_settled:
                 continue
-            self._work_done(item.owner, item.tokens)
+            self._work_done(item.owner, item.cost_ms)
             if number in bad:
                 await self.fail(item, BadVector("the model gave a vector that is not finite, or zero"))
             elif item.owner.take(item.position, rows[number * stride : (number + 1) * stride], width=width):
@@ -118,11 +118,15 @@ class Ledger:
             job.extended_s = now_s
             await job.delivery.extend()
 
-    async def give_back(self) -> None:
-        """This node stops: everything still open goes to whoever pulls next."""
+    async def give_back(self, job: OpenJob) -> None:
+        """The job goes to whoever pulls next."""
+        self._forget(job, outcome="given back")
+        await job.delivery.give_back()
+
+    async def give_back_all(self) -> None:
+        """This node stops."""
         for job in list(self._open):
-            self._forget(job, outcome="given back")
-            await job.delivery.give_back()
+            await self.give_back(job)
 
     async def _fail_all(self, batch: Sequence[Item], fault: str) -> None:
         for job in {item.owner for item in batch}:
@@ -163,11 +167,11 @@ class Ledger:
         self._open.discard(job)
         telemetry.JOBS.labels(job.job.model, outcome).inc()
         telemetry.NODE_SECONDS.labels(job.job.model).observe(time.monotonic() - job.arrived_s)
-        self._work_done(job, job.tokens_left)
+        self._work_done(job, job.cost_left_ms)
 
-    def _work_done(self, job: OpenJob, tokens: int) -> None:
-        job.tokens_left -= tokens
-        self._on_work_done(job.job.model, tokens)
+    def _work_done(self, job: OpenJob, work_ms: float) -> None:
+        job.cost_left_ms -= work_ms
+        self._on_work_done(job.job.model, work_ms)
 
 
 async def bury(delivery: Delivery, reason: str, *, model: str) -> bool:

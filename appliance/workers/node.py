@@ -8,7 +8,7 @@ however busy the devices are. Several devices take from the same batchers: which
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -16,14 +16,18 @@ from pathlib import Path
 
 import msgspec
 
+from appliance import telemetry
 from appliance.errors import StartupError
 from appliance.jobs import Lane, decode_cancel
 from appliance.presets import Preset
 from appliance.queue.base import NodeQueue, Pull
 from appliance.settings import QueueSettings, WorkerSettings
+from appliance.workers import calibration
 from appliance.workers.backlog import Backlog
 from appliance.workers.batcher import Batcher, Budget
-from appliance.workers.device import Device, EngineFactory
+from appliance.workers.cost import UNKNOWN, CostModel, calibration_batches
+from appliance.workers.device import Device, Place, Served
+from appliance.workers.exchange import Exchange
 from appliance.workers.intake import Intake, Reader
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import Item, OpenJob
@@ -42,16 +46,12 @@ class ServedModel(msgspec.Struct, frozen=True):
     preset: Preset
     folder: Path
     tokenizer: Tokenizer
+    cache: str = ""  # where engines may keep what they can compute again; "": nowhere
 
     @property
     def name(self) -> str:
         """As jobs carry it."""
         return self.preset.facts.name
-
-    @property
-    def batch_tokens_max(self) -> int:
-        """Token budget of one batch."""
-        return self.preset.tuning.batch_tokens_max
 
 
 class Node:
@@ -62,28 +62,28 @@ class Node:
         queue: NodeQueue,
         *,
         models: Sequence[ServedModel],
-        engine_factories: Mapping[str, EngineFactory],
-        threads: int,
+        places: Sequence[Place],
         worker: WorkerSettings,
         settings: QueueSettings,
     ) -> None:
-        """`engine_factories` make an engine process per device, by torch's name of it; `threads` is for CPU devices."""
+        """Every place holds every model."""
         self._queue = queue
         self._models = {model.name: model for model in models}
-        self._threads = threads
         self._worker = worker
         self._settings = settings
         self._ledger = Ledger(queue, on_work_done=self._on_work_done)
+        self._costs = {model.name: CostModel(model.preset.tuning.cost or UNKNOWN) for model in models}
         self._batchers: dict[str, Batcher[Item]] = {
             model.name: Batcher(_budget(model, bulk_share=worker.bulk_share)) for model in models
         }
-        self._backlogs = {
-            model.name: Backlog(
-                tokens_max=model.preset.tuning.backlog_batches * model.batch_tokens_max * len(engine_factories)
-            )
-            for model in models
-        }
-        self._devices = [self._device(name, factory) for name, factory in engine_factories.items()]
+        self._backlogs = {model.name: Backlog(limit_ms=_backlog_ms(model) * len(places)) for model in models}
+        exchange = Exchange()
+        self._devices = [
+            Device(place, models=self._served(place), exchange=exchange, sink=self._ledger) for place in places
+        ]
+        for device in self._devices:
+            device.meet(self._devices)
+        self._pulls: dict[tuple[str, Lane], Pull] = {}
         self._work_changed = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -99,11 +99,13 @@ class Node:
                     for task in devices:
                         task.cancel()
                     return
+                await self._calibrate()
                 intake = Intake(
                     self._ledger,
                     readers={name: self._reader(name, cards[name]) for name in self._models},
                     deliveries_max=self._settings.deliveries_max,
                     on_read=self._on_read,
+                    on_round=self._work_changed.set,
                 )
                 self._queue.on_cancel(self._on_cancel)
                 readers = [group.create_task(intake.run(pool)) for _ in range(self._worker.tokenizer_threads)]
@@ -113,7 +115,7 @@ class Node:
                 for task in [*readers, *others, *devices]:
                     task.cancel()
             await intake.give_back()
-            await self._ledger.give_back()
+            await self._ledger.give_back_all()
 
     async def _loaded(self, stop: asyncio.Event) -> dict[str, Loaded] | None:
         """What the engines declare of the models, once every device holds them all; None when `stop` comes first."""
@@ -141,19 +143,21 @@ class Node:
     async def _pull(self, intake: Intake, stop: asyncio.Event) -> None:
         """Keep the queue told of how much this node wants, until `stop`."""
         async with AsyncExitStack() as stack:
-            pulls: dict[tuple[str, Lane], Pull] = {}
             for model in self._models:
                 for lane in LANES:
                     deliver = partial(intake.deliver, model)
                     opened = self._queue.pull(model=model, lane=lane, on_delivery=deliver)
-                    pulls[model, lane] = await stack.enter_async_context(opened)
+                    self._pulls[model, lane] = await stack.enter_async_context(opened)
             _log.info("serving %s", ", ".join(self._models))
             while not stop.is_set():
                 self._work_changed.clear()
-                for (model, lane), pull in pulls.items():
-                    await pull.want(self._wish(model, lane, intake))
+                for (model, lane), pull in self._pulls.items():
+                    if self._backlogs[model].is_overfull:
+                        await pull.recall()
+                    else:
+                        await pull.want(self._wish(model, lane, intake))
                 await self._work_changed.wait()
-            for pull in pulls.values():
+            for pull in self._pulls.values():
                 await pull.want(0)
 
     async def _wake_at(self, stop: asyncio.Event) -> None:
@@ -161,7 +165,7 @@ class Node:
         self._work_changed.set()
 
     def _wish(self, model: str, lane: Lane, intake: Intake) -> int:
-        wish = self._backlogs[model].wish(unopened_jobs=intake.unread(model))
+        wish = self._backlogs[model].wish(unread_jobs=intake.unread(model))
         if lane == "bulk" and wish:
             return max(1, round(wish * self._worker.bulk_share))
         return wish
@@ -182,17 +186,28 @@ class Node:
             await asyncio.sleep(interval_s)
             await self._ledger.extend(age_s=interval_s)
 
-    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> None:
+    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> bool:
+        """Take the job's items on; False when this node has far more than it can start soon.
+
+        Only a first delivery is refused: however often nodes misjudge, a job moves on once at most.
+        """
         model = job.job.model
-        for item in job.begin(inputs):
-            self._batchers[model].add(item)
-        self._backlogs[model].opened(job.tokens)
+        cost, backlog = self._costs[model], self._backlogs[model]
+        job_ms = sum(cost.item_ms(tokens.count) for tokens in inputs)
+        backlog.measured(job_ms)
         self._work_changed.set()
+        if backlog.is_overfull and job.delivery.attempt == 1:
+            telemetry.GIVEN_BACK_JOBS.labels(model).inc()
+            return False
+        for item in job.begin(inputs, cost.item_ms):
+            self._batchers[model].add(item)
+        backlog.opened(job.cost_left_ms)
         for device in self._devices:
             device.wake()
+        return True
 
-    def _on_work_done(self, model: str, tokens: int) -> None:
-        self._backlogs[model].closed(tokens)
+    def _on_work_done(self, model: str, work_ms: float) -> None:
+        self._backlogs[model].closed(work_ms)
         self._work_changed.set()
 
     def _on_cancel(self, payload: bytes) -> None:
@@ -205,24 +220,38 @@ class Node:
         model = self._models[name]
         return Reader(model.tokenizer, model.preset.facts.prompts, card.width)
 
-    def _device(self, name: str, factory: EngineFactory) -> Device:
-        return Device(
-            name,
-            engine_factory=factory,
-            orders=[self._order(model, device=name) for model in self._models.values()],
-            batchers=self._batchers,
-            batches_ahead={model.name: model.preset.tuning.batches_ahead for model in self._models.values()},
-            sink=self._ledger,
-        )
+    def _served(self, place: Place) -> dict[str, Served]:
+        return {
+            name: Served(
+                order=Load(
+                    model=name,
+                    folder=str(model.folder),
+                    dtype=model.preset.tuning.dtype,
+                    device=place.device,
+                    threads=place.threads,
+                    cache=model.cache,
+                ),
+                batcher=self._batchers[name],
+                cost=self._costs[name],
+                batches_ahead=model.preset.tuning.batches_ahead,
+                batch_s_max=model.preset.tuning.batch_ms_max / 1000,
+                handoff_s=model.preset.tuning.handoff_ms / 1000,
+            )
+            for name, model in self._models.items()
+        }
 
-    def _order(self, model: ServedModel, *, device: str) -> Load:
-        return Load(
-            model=model.name,
-            folder=str(model.folder),
-            dtype=model.preset.tuning.dtype,
-            device=device,
-            threads=self._threads,
-        )
+    async def _calibrate(self) -> None:
+        """Measure the models whose costs no preset tells, for at most `calibration_s` each, before anything waits."""
+        for name, model in self._models.items():
+            if model.preset.tuning.cost is None and self._worker.calibration_s:
+                await calibration.calibrate(
+                    name,
+                    self._costs[name],
+                    measure=partial(self._devices[0].measure, name),
+                    shapes=_shapes(model),
+                    sample=model.tokenizer.encode([calibration.TEXT])[0],
+                    budget_s=self._worker.calibration_s,
+                )
 
 
 def _budget(model: ServedModel, *, bulk_share: float) -> Budget:
@@ -230,6 +259,22 @@ def _budget(model: ServedModel, *, bulk_share: float) -> Budget:
     return Budget(
         tokens_max=tuning.batch_tokens_max,
         items_max=tuning.batch_items_max,
+        cost_ms_max=tuning.batch_ms_max,
         max_wait_s=tuning.max_wait_ms / 1000,
+        length_bands=tuning.length_bands,
         bulk_share=bulk_share,
     )
+
+
+def _shapes(model: ServedModel) -> list[tuple[int, ...]]:
+    tuning = model.preset.tuning
+    return calibration_batches(
+        tokens_max=model.tokenizer.tokens_max,
+        batch_tokens_max=tuning.batch_tokens_max,
+        batch_items_max=tuning.batch_items_max,
+    )
+
+
+def _backlog_ms(model: ServedModel) -> float:
+    """Work to have at hand for one device."""
+    return model.preset.tuning.backlog_batches * model.preset.tuning.batch_ms_max

@@ -1,6 +1,6 @@
 """A job on this node, from its delivery to its settlement: what came of its items, and the replies that say so."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.errors import ApplianceError
@@ -20,6 +20,7 @@ class Item:
     position: int
     ids: bytes
     tokens: int
+    cost_ms: float  # what it adds to a batch, as predicted when it was read
     was_alone: bool = False
 
     @property
@@ -41,21 +42,25 @@ class OpenJob:
     extended_s: float  # monotonic; when the queue last heard of it
     is_settled: bool = False
     tokens: int = 0
-    tokens_left: int = 0  # of `tokens`, those no device has computed yet
+    cost_left_ms: float = 0.0  # predicted time of what no device has computed yet
     truncated: tuple[int, ...] = ()
     _rows: list[memoryview | None] = field(default_factory=list)
     _missing: int = 0
     _width: int = 0
 
-    def begin(self, inputs: Sequence[Tokens]) -> list[Item]:
-        """The job's items, now that its inputs are tokenized."""
+    def begin(self, inputs: Sequence[Tokens], item_ms: Callable[[int], float]) -> list[Item]:
+        """The job's items, now that its inputs are tokenized; `item_ms` predicts the cost of so many tokens."""
         self._rows = [None] * len(inputs)
         self._missing = len(inputs)
         self.tokens = sum(tokens.count for tokens in inputs)
-        self.tokens_left = self.tokens
         first = self.job.first_index
         self.truncated = tuple(first + position for position, tokens in enumerate(inputs) if tokens.is_truncated)
-        return [Item(self, position, tokens.ids, tokens.count) for position, tokens in enumerate(inputs)]
+        items = [
+            Item(self, position, tokens.ids, tokens.count, item_ms(tokens.count))
+            for position, tokens in enumerate(inputs)
+        ]
+        self.cost_left_ms = sum(item.cost_ms for item in items)
+        return items
 
     def take(self, position: int, row: memoryview, *, width: int) -> bool:
         """Keep one vector; True when it was the last one missing."""

@@ -100,6 +100,24 @@ async def test_a_job_given_back_comes_again_at_once(broker: Broker) -> None:
         await again.ack()
 
 
+async def test_recalled_demand_brings_nothing_until_it_is_renewed(broker: Broker) -> None:
+    async with gateway_of(broker) as gateway, node_of(broker) as first, first.pull() as pull:
+        await pull.want(8)
+        await gateway.submit(b"taken")
+        delivery = await first.next()
+        await pull.recall()
+        await delivery.give_back()
+        await never(lambda: len(first.deliveries) > 1, timeout_s=0.2)
+
+        async with node_of(broker) as second, second.pull() as other:
+            await other.want(1)
+            assert (await second.next()).attempt == 2
+            await second.deliveries[0].ack()
+        await pull.want(1)
+        await gateway.submit(b"next")
+        assert (await first.next(2)).payload == b"next"
+
+
 async def test_a_job_given_back_with_a_delay_waits_for_it(broker: Broker) -> None:
     async with gateway_of(broker) as gateway, node_of(broker) as node, node.pull() as pull:
         await pull.want(2)

@@ -20,15 +20,25 @@ class Piece:
     lane: Lane = "interactive"
     is_live: bool = True
 
+    @property
+    def cost_ms(self) -> float:
+        return 10.0 * self.tokens
+
 
 def live(piece: Piece) -> bool:
     return piece.is_live
 
 
 def batcher_of(
-    *pieces: Piece, tokens_max: int = 10, items_max: int = 4, max_wait_s: float = 0.5, bulk_share: float = 0.1
+    *pieces: Piece,
+    tokens_max: int = 10,
+    items_max: int = 4,
+    cost_ms_max: float = 1e9,
+    max_wait_s: float = 0.5,
+    length_bands: tuple[int, ...] = (),
+    bulk_share: float = 0.1,
 ) -> Batcher[Piece]:
-    batcher: Batcher[Piece] = Batcher(Budget(tokens_max, items_max, max_wait_s, bulk_share))
+    batcher: Batcher[Piece] = Batcher(Budget(tokens_max, items_max, cost_ms_max, max_wait_s, length_bands, bulk_share))
     for piece in pieces:
         batcher.add(piece)
     return batcher
@@ -83,7 +93,7 @@ def test_nothing_is_lost_or_doubled(waiting: list[Piece], formed: list[list[Piec
     batcher.form(formed)
     everything = [*waiting, *chain.from_iterable(formed)]
     assert batcher.items_waiting == len(everything)
-    assert batcher.tokens_waiting == sum(piece.tokens for piece in everything)
+    assert batcher.cost_waiting_ms == pytest.approx(sum(piece.cost_ms for piece in everything))
 
     batches, dead = emptied(batcher)
 
@@ -92,7 +102,7 @@ def test_nothing_is_lost_or_doubled(waiting: list[Piece], formed: list[list[Piec
     assert {id(piece) for piece in came_out} == {id(piece) for piece in everything}
     assert all(piece.is_live for piece in chain.from_iterable(batches))
     assert not any(piece.is_live for piece in dead)
-    assert (batcher.items_waiting, batcher.tokens_waiting, batcher.oldest_s) == (0, 0, float("inf"))
+    assert (batcher.items_waiting, batcher.cost_waiting_ms, batcher.oldest_s) == (0, 0, float("inf"))
     assert not batcher.is_full()
 
 
@@ -182,3 +192,36 @@ def test_the_oldest_item_says_when_a_batch_is_due() -> None:
 
     batcher.form([[Piece(1, 6.0), Piece(1, 3.0)]])
     assert (batcher.oldest_s, batcher.due_s()) == (3.0, 3.5)
+
+
+def test_a_batch_stops_at_its_predicted_time() -> None:
+    batches, _ = emptied(batcher_of(*(Piece(2) for _ in range(5)), tokens_max=100, items_max=100, cost_ms_max=40.0))
+
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+
+
+def test_a_batch_prefers_the_band_of_its_oldest_item_and_fills_up_from_the_nearest() -> None:
+    old, short, long, longest = Piece(5, 1.0), Piece(1, 2.0), Piece(6, 3.0), Piece(9, 4.0)
+    batcher = batcher_of(old, short, longest, long, tokens_max=12, length_bands=(2, 6, 8))
+
+    assert batcher.next_batch(live)[0] == [old, long, short]
+    assert batcher.next_batch(live)[0] == [longest]
+
+
+@pytest.mark.parametrize("length_bands", [(), (4, 8)])
+def test_a_long_text_under_a_constant_stream_of_short_ones_is_served_in_its_turn(length_bands: tuple[int, ...]) -> None:
+    """The stream alone would fill every batch; the long text waits for those before it and for nothing after."""
+    batcher = batcher_of(*(Piece(2, number / 100) for number in range(10)), length_bands=length_bands)
+    long = Piece(9, 0.1)
+    batcher.add(long)
+    now_s, batches = 0.1, 0
+    while batcher.oldest_s <= long.arrived_s:
+        for _ in range(6):
+            now_s += 0.01
+            batcher.add(Piece(2, now_s))
+        batch, _ = batcher.next_batch(live)
+        batches += 1
+        if long in batch:
+            break
+    assert long in batch
+    assert batches <= 1 + 10 // 4 + 1

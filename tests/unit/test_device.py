@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from appliance.errors import ApplianceError, EngineFailed, StartupError
+from appliance.presets import Coefficients
 from appliance.workers import device as device_module
 from appliance.workers.batcher import Batcher, Budget
-from appliance.workers.device import Device
+from appliance.workers.cost import CostModel
+from appliance.workers.device import Device, Place, Served
 from appliance.workers.engine_process import EngineRefused
+from appliance.workers.exchange import Exchange
 from appliance.workers.open_job import Item
 from appliance.workers.wire import Encoded, Load
 from tests.node_parts import Machine, items_of, until
@@ -54,15 +57,17 @@ class Bench:
     def __init__(self, machine: Machine, *, ahead: int = 2, items_max: int = 8, max_wait_s: float = 0.0) -> None:
         self.machine = machine
         self.sink = RecordingSink()
-        self.batcher: Batcher[Item] = Batcher(Budget(1000, items_max, max_wait_s))
-        self.device = Device(
-            "cpu",
-            engine_factory=machine.engine_factory,
-            orders=[ORDER],
-            batchers={"m": self.batcher},
-            batches_ahead={"m": ahead},
-            sink=self.sink,
+        self.batcher: Batcher[Item] = Batcher(Budget(1000, items_max, 1e9, max_wait_s))
+        served = Served(
+            order=ORDER,
+            batcher=self.batcher,
+            cost=CostModel(Coefficients(1.0, 1.0, 0.0, 0.0)),
+            batches_ahead=ahead,
+            batch_s_max=1e6,
+            handoff_s=-1e9,  # never early: when a batch leaves is told by the clock's other rules
         )
+        place = Place("cpu", "cpu", 1, machine.engine_factory)
+        self.device = Device(place, models={"m": served}, exchange=Exchange(), sink=self.sink)
 
     def add(self, *ids: int) -> None:
         for item in items_of(*ids):

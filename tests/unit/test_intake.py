@@ -27,11 +27,19 @@ class Bench:
         self.queue = RecordingNodeQueue()
         self.ledger = Ledger(self.queue, on_work_done=lambda model, tokens: None)
         reader = Reader(word_tokenizer(WORDS), Prompts(query="query: "), WIDTH)
-        self.intake = Intake(self.ledger, readers={"m": reader}, deliveries_max=3, on_read=self._on_read)
+        self.intake = Intake(
+            self.ledger, readers={"m": reader}, deliveries_max=3, on_read=self._on_read, on_round=self._on_round
+        )
         self.read: list[tuple[str, list[int]]] = []
+        self.is_overfull = False
+        self.rounds = 0
 
-    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> None:
+    def _on_round(self) -> None:
+        self.rounds += 1
+
+    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> bool:
         self.read.append((job.job.id, [tokens.count for tokens in inputs]))
+        return not self.is_overfull
 
     def deliver(self, job: Job | bytes, *, attempt: int = 1, fault: ApplianceError | None = None) -> RecordedDelivery:
         payload = job if isinstance(job, bytes) else encode_job(job)
@@ -190,3 +198,24 @@ def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
     )
 
     assert (plain[0].count, asked[0].count) == (1, 3)
+
+
+async def test_a_job_that_is_not_taken_on_goes_back() -> None:
+    bench = Bench()
+    bench.is_overfull = True
+    async with bench.running():
+        delivery = bench.deliver(job_of("j", ["a b", "c"]))
+        await bench.until_read()
+        await until(lambda: bool(delivery.settlements))
+
+    assert delivery.settlements == ["give back"]
+    assert bench.queue.replies == []
+    assert len(bench.ledger) == 0
+
+
+async def test_a_late_job_is_no_longer_counted_as_unread_once_the_round_is_told() -> None:
+    bench = Bench()
+    async with bench.running():
+        bench.deliver(job_of("late", ["a"], deadline_s=1.0))
+        await until(lambda: bench.rounds > 0)
+        assert bench.intake.unread("m") == 0

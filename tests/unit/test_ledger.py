@@ -1,7 +1,6 @@
 """Settlement: answered first, acknowledged after, exactly once, and per item."""
 
 import time
-from collections import Counter
 
 import pytest
 
@@ -9,7 +8,7 @@ from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnava
 from appliance.jobs import Done, Failed, Reply, Rows, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
-from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, job_of, tokens_of
+from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, item_ms, job_of, tokens_of
 
 
 class Bench:
@@ -17,12 +16,12 @@ class Bench:
 
     def __init__(self, *, payload_bytes_max: int = 1_000_000) -> None:
         self.queue = RecordingNodeQueue(payload_bytes_max=payload_bytes_max)
-        self.work: Counter[str] = Counter()
+        self.work: dict[str, float] = {"m": 0.0}
         self.ledger = Ledger(self.queue, on_work_done=self._done)
         self.deliveries: dict[str, RecordedDelivery] = {}
 
-    def _done(self, model: str, tokens: int) -> None:
-        self.work[model] -= tokens
+    def _done(self, model: str, work_ms: float) -> None:
+        self.work[model] -= work_ms
 
     def open(
         self,
@@ -38,8 +37,8 @@ class Bench:
         delivery = RecordedDelivery(b"", attempt=attempt, trail=self.queue.trail)
         self.deliveries[job_id] = delivery
         opened = self.ledger.open(job, delivery)
-        items = opened.begin([tokens_of(number) for number in ids])
-        self.work["m"] += opened.tokens
+        items = opened.begin([tokens_of(number) for number in ids], item_ms)
+        self.work["m"] += opened.cost_left_ms
         return items
 
     def settled(self, job_id: str) -> list[str]:
@@ -99,7 +98,7 @@ async def test_an_answer_that_is_not_sent_leaves_its_job_to_be_delivered_again()
 
     await bench.ledger.take(items, encoded_of(1.0))
     await bench.ledger.extend(age_s=0.0)
-    await bench.ledger.give_back()
+    await bench.ledger.give_back_all()
 
     assert bench.settled("a") == []
     bench.assert_nothing_is_left()
@@ -245,7 +244,7 @@ async def test_a_node_that_stops_gives_its_jobs_back() -> None:
     done, kept = [bench.open(job_id, 1)[0] for job_id in ("a", "b")]
     await bench.ledger.take([done], encoded_of(1.0))
 
-    await bench.ledger.give_back()
+    await bench.ledger.give_back_all()
     await bench.ledger.take([kept], encoded_of(1.0))  # of a batch that was under way
 
     assert (bench.settled("a"), bench.settled("b")) == (["ack"], ["give back"])

@@ -12,10 +12,11 @@ import pytest
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, InvalidRequest, StartupError, Undeliverable
 from appliance.gateway.dispatch import Dispatcher, Result
 from appliance.jobs import Embed, Job, Lane
-from appliance.presets import Facts, Preset, Prompts, Tuning
+from appliance.presets import Coefficients, Facts, Preset, Prompts, Tuning
 from appliance.queue.memory import MemoryBroker
 from appliance.settings import QueueSettings, WorkerSettings
 from appliance.workers import device as device_module
+from appliance.workers.device import Place
 from appliance.workers.engine_process import EngineRefused
 from appliance.workers.node import Node, ServedModel
 from tests.node_parts import Machine, until, word_tokenizer
@@ -25,9 +26,14 @@ TUNING = Tuning(
     dtype="float32",
     batch_tokens_max=16,
     batch_items_max=8,
+    batch_ms_max=16.0,
     max_wait_ms=0,
+    handoff_ms=0,
     batches_ahead=2,
     backlog_batches=2,
+    length_bands=(),
+    engine_threads=1,
+    cost=Coefficients(batch_ms=0.0, token_ms=1.0, square_ms=0.0, item_ms=0.0),
 )
 
 
@@ -65,8 +71,7 @@ class Bench:
             node = Node(
                 queue,
                 models=[ServedModel(preset, Path("/models/m"), word_tokenizer(WORDS))],
-                engine_factories={"cpu": machine.engine_factory},
-                threads=1,
+                places=[Place("cpu", "cpu", 1, machine.engine_factory)],
                 worker=WorkerSettings(tokenizer_threads=1, drain_s=self.drain_s),
                 settings=self.broker.settings,
             )
@@ -267,3 +272,13 @@ async def test_a_model_that_cannot_be_loaded_ends_the_node() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await bench._serve(bench.machines[0], bench.stops[0])
     assert caught.group_contains(StartupError, match="no such architecture")
+
+
+async def test_a_first_job_that_is_late_does_not_stop_the_pull() -> None:
+    """The node knows no job's size yet, and wishes for one at a time."""
+    bench = Bench(Machine())
+    async with bench.running():
+        with pytest.raises(DeadlinePassed):
+            await bench.ask([1], in_s=-1.0)
+
+        assert firsts_of(await asyncio.wait_for(bench.ask([2]), 5)) == [2.0]

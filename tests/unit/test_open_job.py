@@ -6,24 +6,24 @@ import pytest
 from appliance.errors import BadVector
 from appliance.jobs import Done, Failed, Rows, Usage
 from appliance.workers.open_job import ROWS_BYTES_MAX
-from tests.node_parts import RecordedDelivery, job_of, open_job_of, tokens_of
+from tests.node_parts import item_ms, RecordedDelivery, job_of, open_job_of, tokens_of
 
 
 def test_a_jobs_items_know_their_place() -> None:
     opened = open_job_of(job_of(inputs=("a", "b"), lane="bulk"), arrived_s=7.0)
 
-    items = opened.begin([tokens_of(1, 2), tokens_of(3)])
+    items = opened.begin([tokens_of(1, 2), tokens_of(3)], item_ms)
 
     assert [(item.position, item.tokens, item.arrived_s, item.lane) for item in items] == [
         (0, 2, 7.0, "bulk"),
         (1, 1, 7.0, "bulk"),
     ]
-    assert (opened.tokens, opened.tokens_left) == (3, 3)
+    assert (opened.tokens, opened.cost_left_ms) == (3, 3.0)
 
 
 def test_truncated_inputs_are_named_as_the_client_counts() -> None:
     opened = open_job_of(job_of(inputs=("a", "b", "c"), first_index=256))
-    opened.begin([tokens_of(1), tokens_of(2, is_truncated=True), tokens_of(3, is_truncated=True)])
+    opened.begin([tokens_of(1), tokens_of(2, is_truncated=True), tokens_of(3, is_truncated=True)], item_ms)
 
     assert opened.truncated == (257, 258)
 
@@ -31,7 +31,7 @@ def test_truncated_inputs_are_named_as_the_client_counts() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_vectors_are_answered_in_input_order(order: tuple[int, ...]) -> None:
     opened = open_job_of(job_of(inputs=("a", "b", "c")))
-    opened.begin([tokens_of(number) for number in range(3)])
+    opened.begin([tokens_of(number) for number in range(3)], item_ms)
 
     complete = [
         opened.take(position, memoryview(np.array([position, 5], dtype="<f4").tobytes()), width=2) for position in order
@@ -46,7 +46,7 @@ def test_vectors_are_answered_in_input_order(order: tuple[int, ...]) -> None:
 
 def test_one_vector_is_not_taken_twice() -> None:
     opened = open_job_of(job_of(inputs=("a", "b")))
-    opened.begin([tokens_of(1), tokens_of(2)])
+    opened.begin([tokens_of(1), tokens_of(2)], item_ms)
     opened.take(0, memoryview(b"\0" * 8), width=2)
 
     with pytest.raises(AssertionError, match="twice"):
@@ -67,7 +67,7 @@ def test_one_vector_is_not_taken_twice() -> None:
 )
 def test_rows_go_in_parts_of_whole_vectors(width: int, count: int, rows_bytes_max: int, sizes: list[int]) -> None:
     opened = open_job_of(job_of(inputs=("a",) * count))
-    opened.begin([tokens_of(1)] * count)
+    opened.begin([tokens_of(1)] * count, item_ms)
     for position in range(count):
         opened.take(position, memoryview(np.full(width, position, dtype="<f4").tobytes()), width=width)
 

@@ -22,9 +22,13 @@ TUNING = """
 dtype = "float32"
 batch_tokens_max = 64
 batch_items_max = 8
+batch_ms_max = 100.0
 max_wait_ms = 0.0
+handoff_ms = 1.0
 batches_ahead = 2
 backlog_batches = 2.0
+length_bands = [32, 64]
+engine_threads = 1
 """
 
 
