@@ -23,6 +23,10 @@ class _TextLines(logging.Formatter):
     def __init__(self, part: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {part}: %(message)s", datefmt="%H:%M:%S")
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # overrides the library's
+        """One line, whatever a client put into a path."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
 
 class _JsonLines(logging.Formatter):
     def __init__(self, part: str) -> None:

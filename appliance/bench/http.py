@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Unanswered(Exception):  # noqa: N818  # a condition, as errors.py names its own
+class Unanswered(Exception):  # a condition, as errors.py names its own
     """No answer came: the server cannot be reached, hung up, or speaks something else."""
 
 

@@ -110,4 +110,4 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 def _how(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    return signal.Signals(-code).name
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -23,7 +23,9 @@ def body(error: ApplianceError) -> bytes:
 
 
 def headers(error: ApplianceError) -> list[tuple[bytes, bytes]]:
-    """What tells a client whether and when to try again."""
+    """What tells a client whether and when to try again, and how to authenticate."""
+    if isinstance(error, Unauthorized):
+        return [(b"www-authenticate", b"Bearer")]
     if not error.is_retryable:
         # The SDKs retry every 5xx unless told: work that is late or broken is not made better by doing it again.
         return [(b"x-should-retry", b"false")] if error.status == 504 else []

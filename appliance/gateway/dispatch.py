@@ -26,6 +26,7 @@ from appliance.jobs import Done, Embed, Failed, Job, Reply, Rows, Task, Usage, d
 from appliance.queue.base import GatewayListener, GatewayQueue
 
 FLOAT_BYTES = 4
+RESUBMISSION_PAUSE_S = 0.05
 SUBMISSION_STEP = 1000  # above any number of deliveries, so that a resubmitted job's attempts outrank all before it
 
 
@@ -89,7 +90,7 @@ class Dispatcher(GatewayListener):
         self._requests = 0
         self._bytes = 0
         self._drain = DrainRate()
-        self._resubmissions: set[asyncio.Task[None]] = set()
+        self._resubmission: asyncio.Task[None] | None = None
 
     def attach(self, queue: GatewayQueue) -> None:
         """The queue listens to this dispatcher, so it is built after it."""
@@ -150,25 +151,29 @@ class Dispatcher(GatewayListener):
 
     def on_refused(self, job_id: str, error: ApplianceError) -> None:
         """The queue did not take the job."""
-        if (pending := self._pending.get(job_id)) is not None:
-            if isinstance(error, Overloaded):
-                error.retry_after_s = error.retry_after_s or self._seconds_to_drain()
-            pending.call.fail(error)
+        pending = self._pending.get(job_id)
+        if pending is None:
+            return
+        if isinstance(error, Overloaded):
+            error.retry_after_s = error.retry_after_s or self._seconds_to_drain()
+        if type(error) is Overloaded and not pending.job.attempt_base:
+            del self._pending[job_id]  # it was never stored: no node needs to hear that nobody waits for it
+        pending.call.fail(error)
 
     def on_restored(self) -> None:
         """Ask again for every unsettled job: the queue may have lost it, or we its reply.
 
         A job that was not lost is then computed twice and answered once; losing it would cost its whole deadline.
         """
-        task = asyncio.get_running_loop().create_task(self._resubmit(list(self._pending.values())))
-        self._resubmissions.add(task)
-        task.add_done_callback(self._resubmissions.discard)
+        if self._resubmission is not None:
+            self._resubmission.cancel()  # what it has asked for is lost again
+        self._resubmission = asyncio.get_running_loop().create_task(self._resubmit(list(self._pending.values())))
 
     async def close(self) -> None:
-        """Wait for resubmissions under way."""
-        for task in list(self._resubmissions):
-            task.cancel()
-        await asyncio.gather(*self._resubmissions, return_exceptions=True)
+        """End a resubmission under way."""
+        if self._resubmission is not None:
+            self._resubmission.cancel()
+            await asyncio.wait({self._resubmission})
 
     @property
     def _attached(self) -> GatewayQueue:
@@ -198,18 +203,21 @@ class Dispatcher(GatewayListener):
 
     async def _resubmit(self, unsettled: Sequence[_Pending]) -> None:
         for pending in unsettled:
-            if self._pending.get(pending.job.id) is not pending:
-                continue
-            job = msgspec.structs.replace(pending.job, attempt_base=pending.job.attempt_base + SUBMISSION_STEP)
-            pending.job = job
-            try:
-                await self._submit(job, encode_job(job), message_id=f"{job.id}~{job.attempt_base}")
-            except QueueUnavailable:
-                return  # lost again: the next restoration asks again, and deadlines bound the wait
-            except ApplianceError as error:
-                pending.call.fail(error)
-            else:
-                telemetry.RESUBMITTED_JOBS.inc()
+            while self._pending.get(pending.job.id) is pending:  # its deadline bounds this
+                job = msgspec.structs.replace(pending.job, attempt_base=pending.job.attempt_base + SUBMISSION_STEP)
+                try:
+                    await self._submit(job, encode_job(job), message_id=f"{job.id}~{job.attempt_base}")
+                except QueueUnavailable:
+                    return  # lost again: the next restoration asks again
+                except Overloaded:
+                    await asyncio.sleep(RESUBMISSION_PAUSE_S)  # all at once is more than the queue takes at once
+                except ApplianceError as error:
+                    pending.call.fail(error)
+                    break
+                else:
+                    pending.job = job
+                    telemetry.RESUBMITTED_JOBS.inc()
+                    break
 
     async def _forget(self, call: _Call) -> None:
         """Drop the call's entries; nodes are told of those still unsettled."""
@@ -221,6 +229,8 @@ class Dispatcher(GatewayListener):
         if reply.attempt > pending.attempt:
             pending.start_attempt(reply.attempt)
         if reply.seq != pending.next_seq:
+            if reply.attempt < pending.job.attempt_base:
+                return  # a hole in an attempt that is being replaced anyway
             pending.call.fail(EngineFailed("a part of the answer was lost on its way; try again"))
             return
         pending.next_seq += 1

@@ -43,12 +43,12 @@ async def serve_gateway(
     with _listen(settings.gateway.host, settings.gateway.port, is_shared=settings.gateway.processes > 1) as listener:
         async with queue_of(dispatcher) as queue:
             dispatcher.attach(queue)
-            watching = asyncio.create_task(canary.run())
             try:
-                await server.serve(sockets=[listener])
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(canary.run())
+                    await server.serve(sockets=[listener])
+                    watching.cancel()
             finally:
-                watching.cancel()
-                await asyncio.wait({watching})
                 await dispatcher.close()
 
 

@@ -4,6 +4,7 @@ Deliveries that arrive while the threads are busy are taken together: under load
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from appliance import telemetry
-from appliance.errors import ApplianceError, InvalidRequest
+from appliance.errors import ApplianceError, InternalError, InvalidRequest
 from appliance.jobs import Embed, Job, decode_job
 from appliance.presets import Prompts
 from appliance.queue.base import Delivery
@@ -20,6 +21,8 @@ from appliance.workers.open_job import OpenJob
 from appliance.workers.tokenize import Tokenizer, Tokens
 
 JOBS_A_HOP_MAX = 64
+
+_log = logging.getLogger(__name__)
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -137,3 +140,7 @@ class Intake:
             return self._readers[job.model].read(job)
         except ApplianceError as error:
             return error
+        except Exception:
+            # A tokenizer's own fault, on some text: that job fails, and the node serves on.
+            _log.exception("the inputs of job %s cannot be tokenized", job.id)
+            return InternalError("the inputs cannot be tokenized; the server's log has the details")

@@ -80,11 +80,11 @@ def test_simulated_devices_of_any_speed_are_kept_busy_under_load(speeds: tuple[f
     waiting, now_s = 100, 0.0
     running: list[tuple[float, str]] = []
     while waiting or running:
-        for name in slow:
+        for name, batch_s in slow.items():
             busy = any(other == name for _, other in running)
             if waiting and not busy and exchange.takes(name, batch_s=1.0, waiting_s=float(waiting), now_s=now_s):
                 exchange.sent(name, 1.0, now_s=now_s)
-                heapq.heappush(running, (now_s + slow[name], name))
+                heapq.heappush(running, (now_s + batch_s, name))
                 waiting -= 1
         now_s, name = heapq.heappop(running)
         exchange.done(name, now_s=now_s, measured_s=slow[name])

@@ -126,7 +126,7 @@ async def test_a_wrong_base_url_is_hinted_at(client: httpx.AsyncClient, path: st
         ("OPTIONS", "/v1/embeddings", "POST"),
         ("POST", "/v1/models", "GET"),
         ("DELETE", "/v1/models", "GET"),
-        ("POST", "/healthz", "GET"),
+        ("POST", "/healthz", "GET, HEAD"),
         ("POST", "/metrics", "GET"),
     ],
 )

@@ -15,7 +15,7 @@ from appliance.workers.intake import JOBS_A_HOP_MAX, Intake, Reader
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import OpenJob
 from appliance.workers.tokenize import Tokens
-from tests.node_parts import WIDTH, RecordedDelivery, RecordingNodeQueue, job_of, until, word_tokenizer
+from tests.node_parts import WIDTH, RecordedDelivery, RecordingNodeQueue, job_of, tokens_of, until, word_tokenizer
 
 WORDS = ("a", "b", "c", "query:")
 
@@ -219,3 +219,22 @@ async def test_a_late_job_is_no_longer_counted_as_unread_once_the_round_is_told(
         bench.deliver(job_of("late", ["a"], deadline_s=1.0))
         await until(lambda: bench.rounds > 0)
         assert bench.intake.unread("m") == 0
+
+
+async def test_a_tokenizer_that_breaks_fails_its_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def broken(_: object, job: Job) -> list[Tokens]:
+        if job.id == "bad":
+            raise RuntimeError("from the depths of Rust")
+        return [tokens_of(1)]
+
+    monkeypatch.setattr(Reader, "read", broken)
+    async with bench.running():
+        bench.deliver(job_of("bad", ["a"]))
+        bench.deliver(job_of("good", ["b"]))
+        await until(lambda: len(bench.read) == 1 and bool(bench.failures()))
+
+    assert [job_id for job_id, _ in bench.read] == ["good"]
+    assert [failed.code for failed in bench.failures()] == ["internal_error"]
+    assert "Rust" not in bench.failures()[0].message

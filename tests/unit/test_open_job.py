@@ -6,7 +6,7 @@ import pytest
 from appliance.errors import BadVector
 from appliance.jobs import Done, Failed, Rows, Usage
 from appliance.workers.open_job import ROWS_BYTES_MAX
-from tests.node_parts import item_ms, RecordedDelivery, job_of, open_job_of, tokens_of
+from tests.node_parts import RecordedDelivery, item_ms, job_of, open_job_of, tokens_of
 
 
 def test_a_jobs_items_know_their_place() -> None:
