@@ -26,8 +26,32 @@ class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     truncation: Truncation = "end"  # what to do with an input over the model's length; "none" refuses it
 
 
-# One member today; Rerank, Classify, Extract, Generate and Parked join this union.
-Task = Embed
+class Rerank(msgspec.Struct, frozen=True, tag="rerank", omit_defaults=True):
+    """Say how relevant each document is to the query."""
+
+    query: str
+    documents: tuple[str, ...]
+    document_tokens_max: int | None = None  # cut each document to so many tokens; None is the model's length
+
+
+class Classify(msgspec.Struct, frozen=True, tag="classify", omit_defaults=True):
+    """Say how probable each of the model's labels is for each input."""
+
+    inputs: tuple[str, ...]
+    truncation: Truncation = "end"
+
+
+class Extract(msgspec.Struct, frozen=True, tag="extract", omit_defaults=True):
+    """Find the spans of each input that the model has labels for."""
+
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # only these; all of the model's when empty
+    score_min: float = 0.0
+    truncation: Truncation = "end"
+
+
+# Generate and Parked join this union with the endpoints that need them.
+Task = Embed | Rerank | Classify | Extract
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +63,9 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     reply_to: str  # where the gateway listens
     deadline_s: float  # unix seconds; past it the work is dropped, not done
     lane: Lane = "interactive"
-    first_index: int = 0  # index of `inputs[0]` in the client's request, so that errors name the client's item
+    first_index: int = (
+        0  # index of the task's first input or document in the client's request, so that errors name the client's item
+    )
     traceparent: str = ""  # W3C trace context, carried unread
     attempt_base: int = 0  # a resubmitted job outranks its earlier self: replies carry `attempt_base + delivery`
     version: int = 1
@@ -58,8 +84,36 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     width: int
 
 
+class Scores(msgspec.Struct, frozen=True, tag="scores"):
+    """The relevance of consecutive documents of one `Rerank`, each in [0, 1]: float32 little-endian, 4 bytes each."""
+
+    data: bytes
+
+
+class Labels(msgspec.Struct, frozen=True, tag="labels"):
+    """Probabilities of consecutive inputs of one `Classify`: `len(names)` float32 little-endian an input."""
+
+    names: tuple[str, ...]
+    data: bytes
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """`text[start:end]` of an input, in characters, is one `label`; `score` is the model's probability of it."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+
+
+class Spans(msgspec.Struct, frozen=True, tag="spans"):
+    """The spans found in consecutive inputs of one `Extract`, in text order."""
+
+    inputs: tuple[tuple[Span, ...], ...]
+
+
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
-    """The job is complete; every row has been sent."""
+    """The job is complete; every part of its answer has been sent."""
 
     usage: Usage = Usage()
     truncated: tuple[int, ...] = ()  # indices (of the client's request) of inputs that were cut
@@ -83,7 +137,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
         return ApplianceError.restore(self.code, self.message, param=self.param, retry_after_s=self.retry_after_s)
 
 
-Event = Rows | Done | Failed
+Part = Rows | Scores | Labels | Spans  # of an answer
+Event = Part | Done | Failed
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -21,20 +21,32 @@ from appliance.errors import (
     Overloaded,
     QueueUnavailable,
 )
+from appliance.gateway import shapes
 from appliance.gateway.drain import DrainRate
-from appliance.jobs import Done, Embed, Failed, Job, Reply, Rows, Task, Usage, decode_replies, encode_job
+from appliance.jobs import (
+    Done,
+    Failed,
+    Job,
+    Labels,
+    Part,
+    Reply,
+    Rows,
+    Scores,
+    Spans,
+    Usage,
+    decode_replies,
+    encode_job,
+)
 from appliance.queue.base import GatewayListener, GatewayQueue
 
-FLOAT_BYTES = 4
 RESUBMISSION_PAUSE_S = 0.05
 SUBMISSION_STEP = 1000  # above any number of deliveries, so that a resubmitted job's attempts outrank all before it
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one job came to: whole vectors in order, each buffer `4 * width` bytes a vector."""
+    """What one job came to. `parts` are of the kind that answers its task, and complete: see `shapes.fault`."""
 
-    rows: tuple[memoryview, ...]
-    width: int
+    parts: tuple[Part, ...]
     usage: Usage
     truncated: tuple[int, ...]
 
@@ -42,7 +54,7 @@ class Result(msgspec.Struct, frozen=True):
 class _Pending:
     """One job in flight and what has come of its newest attempt."""
 
-    __slots__ = ("attempt", "call", "job", "next_seq", "position", "rows", "width")
+    __slots__ = ("attempt", "call", "job", "next_seq", "parts", "position")
 
     def __init__(self, job: Job, call: "_Call", position: int) -> None:
         self.job = job
@@ -53,8 +65,7 @@ class _Pending:
     def start_attempt(self, attempt: int) -> None:
         self.attempt = attempt
         self.next_seq = 0
-        self.rows: list[memoryview] = []
-        self.width = 0
+        self.parts: list[Part] = []
 
 
 class _Call:
@@ -235,11 +246,8 @@ class Dispatcher(GatewayListener):
             return
         pending.next_seq += 1
         match reply.event:
-            case Rows(data=data, width=width):
-                if pending.rows and width != pending.width:
-                    pending.call.fail(BadVector(f"vectors of width {pending.width} and of {width} came in one answer"))
-                pending.rows.append(memoryview(data))
-                pending.width = width
+            case Rows() | Scores() | Labels() | Spans() as part:
+                pending.parts.append(part)
             case Done(usage=usage, truncated=truncated):
                 self._settle(pending, usage, truncated)
             case Failed() as failed:
@@ -248,27 +256,13 @@ class Dispatcher(GatewayListener):
                 pending.call.fail(failed.error())
 
     def _settle(self, pending: _Pending, usage: Usage, truncated: tuple[int, ...]) -> None:
-        fault = misshapen(pending.rows, pending.width, task=pending.job.task)
+        fault = shapes.fault(pending.parts, task=pending.job.task)
         if fault:
             pending.call.fail(BadVector(fault))
             return
         self._drain.settled(time.monotonic())
         del self._pending[pending.job.id]
-        pending.call.settle(pending.position, Result(tuple(pending.rows), pending.width, usage, truncated))
-
-
-def misshapen(rows: Sequence[memoryview], width: int, *, task: Task) -> str:
-    """What is wrong with the shape of a job's vectors, or "" when nothing is."""
-    match task:
-        case Embed(inputs=inputs, width=asked):
-            size = sum(map(len, rows))
-            if asked is not None and width != asked:
-                return f"vectors of width {asked} were asked for and came back with width {width}"
-            if width <= 0 or size != FLOAT_BYTES * width * len(inputs):
-                return f"{len(inputs)} inputs came back as {size} B of vectors of width {width}"
-            if any(len(part) % (FLOAT_BYTES * width) for part in rows):
-                return f"the vectors of {len(inputs)} inputs came back cut within a vector"
-            return ""
+        pending.call.settle(pending.position, Result(tuple(pending.parts), usage, truncated))
 
 
 async def _wait(done: "asyncio.Future[None]", gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:

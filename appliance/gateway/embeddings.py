@@ -12,7 +12,7 @@ from appliance.errors import BadVector
 from appliance.gateway.dispatch import Dispatcher, Result
 from appliance.gateway.health import Canary
 from appliance.gateway.http import Answer, Headers, Request
-from appliance.jobs import Job
+from appliance.jobs import Job, Rows
 from appliance.settings import GatewaySettings, QueueSettings
 
 NAMES_IN_HEADER_MAX = 64
@@ -70,15 +70,16 @@ class Embeddings:
         ]
 
     def _answer(self, call: openai_embeddings.EmbeddingsCall, results: list[Result], *, model: str) -> Answer:
-        width = results[0].width
-        if any(result.width != width for result in results):
+        rows = [part for result in results for part in result.parts if isinstance(part, Rows)]
+        width = rows[0].width
+        if any(part.width != width for part in rows):
             raise BadVector("the parts of the request came back in different widths; try again")
         tokens = sum(result.usage.input_tokens for result in results)
         truncated = [index for result in results for index in result.truncated]
         telemetry.INPUT_TOKENS.labels(model).inc(tokens)
         telemetry.TRUNCATED_INPUTS.labels(model).inc(len(truncated))
-        rows = [row for result in results for row in result.rows]
-        body = openai_embeddings.encode(call, rows, width=width, input_tokens=tokens)
+        buffers = [memoryview(part.data) for part in rows]
+        body = openai_embeddings.encode(call, buffers, width=width, input_tokens=tokens)
         return Answer(body, headers=_notes(call.ignored, truncated))
 
 

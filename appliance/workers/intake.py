@@ -45,6 +45,9 @@ class Reader(msgspec.Struct, frozen=True):
                 return self.tokenizer.encode(
                     task.inputs, prompt=prompt, truncation=task.truncation, first_index=job.first_index
                 )
+            case task:
+                kind = type(task).__name__.lower()
+                raise InvalidRequest(f"{job.model} gives embeddings, it does not {kind}", param="model")
 
 
 class Intake:

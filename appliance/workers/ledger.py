@@ -8,10 +8,11 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undeliverable
-from appliance.jobs import Done, Event, Failed, Job, Reply, Rows, encode_replies
+from appliance.jobs import Done, Event, Failed, Job, Labels, Reply, Rows, Scores, Spans, encode_replies
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
 from appliance.workers.open_job import FLOAT_BYTES, ROWS_BYTES_MAX, Item, OpenJob
@@ -20,6 +21,7 @@ from appliance.workers.wire import Encoded
 REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default
 REPLY_OVERHEAD_BYTES = 256
 INDEX_BYTES = 5
+SPAN_BYTES = 64
 
 _log = logging.getLogger(__name__)
 
@@ -203,9 +205,15 @@ def messages(replies: Sequence[Reply], *, bytes_max: int = REPLIES_BYTES_MAX) ->
 def _size_bytes(event: Event) -> int:
     """What of an event's size is not bounded by `REPLY_OVERHEAD_BYTES`."""
     match event:
-        case Rows(data=data):
+        case Rows(data=data) | Scores(data=data):
             return len(data)
+        case Labels(names=names, data=data):
+            return len(data) + sum(map(len, names))
+        case Spans(inputs=inputs):
+            return SPAN_BYTES * sum(map(len, inputs))
         case Done(truncated=truncated):
             return INDEX_BYTES * len(truncated)
         case Failed(message=message):
             return len(message.encode())
+        case _:
+            assert_never(event)

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, InvalidRequest, StartupError, Undeliverable
 from appliance.gateway.dispatch import Dispatcher, Result
-from appliance.jobs import Embed, Job, Lane
+from appliance.jobs import Embed, Job, Lane, Rows
 from appliance.presets import Coefficients, Facts, Preset, Prompts, Tuning
 from appliance.queue.memory import MemoryBroker
 from appliance.settings import QueueSettings, WorkerSettings
@@ -110,8 +110,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def firsts_of(results: Sequence[Result]) -> list[float]:
-    parts = [np.frombuffer(part, dtype="<f4").reshape(-1, result.width) for result in results for part in result.rows]
-    return [float(row[0]) for part in parts for row in part]
+    parts = [part for result in results for part in result.parts if isinstance(part, Rows)]
+    rows = [np.frombuffer(part.data, dtype="<f4").reshape(-1, part.width) for part in parts]
+    return [float(row[0]) for part in rows for row in part]
 
 
 async def test_requests_are_answered_in_order_and_nothing_is_left() -> None:
