@@ -39,6 +39,7 @@ from appliance.jobs import (
 )
 from appliance.queue.base import GatewayListener, GatewayQueue
 
+WATCH_AFTER_S = 0.25
 RESUBMISSION_PAUSE_S = 0.05
 SUBMISSION_STEP = 1000  # above any number of deliveries, so that a resubmitted job's attempts outrank all before it
 
@@ -84,6 +85,9 @@ class _Call:
         self.unsettled -= 1
         if self.unsettled == 0 and not self.done.done():
             self.done.set_result(None)
+
+    def expire(self) -> None:
+        self.fail(DeadlinePassed("no answer within the request's deadline; send less at once or raise the timeout"))
 
     def fail(self, error: ApplianceError) -> None:
         if not self.done.done():
@@ -136,13 +140,13 @@ class Dispatcher(GatewayListener):
             for position, (job, payload) in enumerate(zip(jobs, payloads, strict=True)):
                 self._pending[job.id] = _Pending(job, call, position)
                 await self._submit(job, payload, message_id=job.id)
-            await _wait(call.done, gone, deadline_s=jobs[0].deadline_s)
+            await _answered(call, gone, deadline_s=jobs[0].deadline_s)
         finally:
             self._requests -= 1
             self._bytes -= size
             telemetry.PENDING_REQUESTS.dec()
             await self._forget(call)
-            if call.done.done():
+            if call.done.done() and not call.done.cancelled():
                 call.done.exception()  # retrieved, also when the client left at the same moment
         return [result for result in call.results if result is not None]
 
@@ -265,23 +269,42 @@ class Dispatcher(GatewayListener):
         pending.call.settle(pending.position, Result(tuple(pending.parts), usage, truncated))
 
 
-async def _wait(done: "asyncio.Future[None]", gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:
-    """Wait for the call, its deadline, or the client's leaving, whichever comes first."""
-    waiting: set[asyncio.Future[None]] = {done}
-    watcher = asyncio.ensure_future(gone()) if gone is not None else None
-    if watcher is not None:
-        waiting.add(watcher)
+async def _answered(call: _Call, gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:
+    """Wait until the call is settled. Its deadline and its client's leaving fail it, whichever comes first."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.call_later(max(0.0, deadline_s - time.time()), call.expire)
+    watch = _ClientWatch(call, gone) if gone is not None else None
     try:
-        timeout_s = max(0.0, deadline_s - time.time())
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await call.done
     finally:
-        if watcher is not None and not watcher.done():
-            watcher.cancel()
-            await asyncio.wait({watcher})
-    if done.done():
-        done.result()
-    elif watcher is not None and not watcher.cancelled():  # it ended by itself, not by our cancelling it
-        watcher.result()
-        raise ClientGone("the client closed the connection before its answer was ready")
-    else:
-        raise DeadlinePassed("no answer within the request's deadline; send less at once or raise the timeout")
+        deadline.cancel()
+        if watch is not None:
+            await watch.end()
+
+
+class _ClientWatch:
+    """Fails a call whose client has left.
+
+    It begins to watch only after a while: most calls are answered by then, and a task for each would cost a short call
+    more than all its other waiting.
+    """
+
+    def __init__(self, call: _Call, gone: Callable[[], Awaitable[None]]) -> None:
+        self._call = call
+        self._gone = gone
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+
+    async def end(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._gone()
+        self._call.fail(ClientGone("the client closed the connection before its answer was ready"))

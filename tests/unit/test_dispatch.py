@@ -299,6 +299,7 @@ async def test_a_client_that_stays_is_no_longer_watched_once_answered(bench: Ben
     watched: list[str] = []
 
     async def gone() -> None:
+        watched.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
@@ -306,11 +307,25 @@ async def test_a_client_that_stays_is_no_longer_watched_once_answered(bench: Ben
 
     call = bench.start([job_of("a")], gone=gone)
     await bench.queue.holds(1)
-    await asyncio.wait({call}, timeout=0)  # lets the watcher start
+    await until(lambda: watched == ["begun"])
     bench.reply("a", rows_of(1.0), Done())
 
     assert firsts_of(await call) == [1.0]
-    assert watched == ["ended"]
+    assert watched == ["begun", "ended"]
+
+
+async def test_a_client_answered_at_once_is_never_watched(bench: Bench) -> None:
+    watched: list[str] = []
+
+    async def gone() -> None:
+        watched.append("begun")
+
+    call = bench.start([job_of("a")], gone=gone)
+    await bench.queue.holds(1)
+    bench.reply("a", rows_of(1.0), Done())
+
+    assert firsts_of(await call) == [1.0]
+    assert watched == []
 
 
 async def test_a_cancelled_request_cancels_its_jobs(bench: Bench) -> None:
