@@ -5,11 +5,11 @@ from typing import Protocol
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
 
-class OutOfMemory(Exception):  # noqa: N818  # a condition, named as errors.py names its own
+class OutOfMemory(Exception):  # a condition, named as errors.py names its own
     """The device ran out of memory for this batch; a smaller one may fit. The adapter has freed what it could."""
 
 
-class DeviceLost(Exception):  # noqa: N818
+class DeviceLost(Exception):
     """The device or its context is broken for good (a CUDA fault): the process exits, and a new one takes over."""
 
 
