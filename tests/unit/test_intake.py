@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from appliance.errors import ApplianceError, QueueUnavailable
-from appliance.jobs import Failed, Job, encode_job
+from appliance.jobs import Embed, Failed, Job, encode_job
 from appliance.presets import Prompts
 from appliance.workers.intake import JOBS_A_HOP_MAX, Intake, Reader
 from appliance.workers.ledger import Ledger
@@ -189,7 +189,7 @@ def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
             Job(
                 id="j",
                 model="m",
-                task=job_of().task.__class__(inputs=("b",), intent=intent),
+                task=Embed(inputs=("b",), intent=intent),
                 reply_to="r",
                 deadline_s=1.0,
             )

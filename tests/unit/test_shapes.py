@@ -57,7 +57,7 @@ def test_anything_else_is_a_fault_in_words(task: Task, parts: list[Part]) -> Non
     assert fault(parts, task=task)
 
 
-KINDS = {Embed: Rows, Rerank: Scores, Classify: Labels, Extract: Spans}
+KINDS: dict[type[Task], type[Part]] = {Embed: Rows, Rerank: Scores, Classify: Labels, Extract: Spans}
 MIXED = [(task, parts) for task, _ in GOOD for _, parts in GOOD if not isinstance(parts[0], KINDS[type(task)])]
 
 
