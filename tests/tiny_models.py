@@ -3,6 +3,7 @@
 Needs torch and its friends: a test module asks for them with `pytest.importorskip` before it imports this.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,13 @@ def tiny_distilbert() -> tuple[RustTokenizer, dict[str, str], object]:
     specials = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     rust = bert_like([*specials.values(), "[MASK]"], unknown="[UNK]", before="[CLS]", after="[SEP]")
     config = transformers.DistilBertConfig(
-        vocab_size=rust.get_vocab_size(), max_position_embeddings=64, dim=32, n_layers=2, n_heads=4, hidden_dim=48
+        vocab_size=rust.get_vocab_size(),
+        max_position_embeddings=64,
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=48,
+        initializer_range=0.15,
     )
     return rust, specials, transformers.DistilBertModel(config)
 
@@ -199,3 +206,48 @@ def spoil_weights(folder: Path, change: Callable[[str, Any], Any]) -> None:
     path = folder / "model.safetensors"
     changed = {name: change(name, tensor) for name, tensor in load_file(path).items()}
     save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path, {"format": "pt"})
+
+
+PAIR_TEMPLATES = {
+    "bert": "[CLS] $A [SEP] $B:1 [SEP]:1",
+    "roberta": "<s> $A </s> </s> $B </s>",
+    "xlm-roberta": "<s> $A </s> </s> $B </s>",
+    "mpnet": "<s> $A </s> </s> $B </s>",
+    "modernbert": "[CLS] $A [SEP] $B [SEP]",
+    "modernbert-mean": "[CLS] $A [SEP] $B [SEP]",
+    "distilbert": "[CLS] $A [SEP] $B [SEP]",
+}
+CLASSIFIERS = {
+    "bert": (tiny_bert, "BertFor"),
+    "roberta": (tiny_roberta, "RobertaFor"),
+    "xlm-roberta": (tiny_xlm_roberta, "XLMRobertaFor"),
+    "mpnet": (tiny_mpnet, "MPNetFor"),
+    "modernbert": (tiny_modernbert, "ModernBertFor"),
+    "modernbert-mean": (tiny_modernbert, "ModernBertFor"),
+    "distilbert": (tiny_distilbert, "DistilBertFor"),
+}
+
+
+def save_classifier(path: Path, name: str, *, task: str, labels: int) -> None:
+    """A tiny classifier for "score" or "tag", saved as transformers saves one, with a tokenizer for pairs."""
+    torch.manual_seed(0)
+    family, prefix = CLASSIFIERS[name]
+    rust, specials, encoder = family()
+    config: Any = encoder.config  # type: ignore[attr-defined]  # transformers is untyped here
+    config.num_labels = labels
+    if name == "modernbert-mean":
+        config.classifier_pooling = "mean"
+    kind = {"score": "SequenceClassification", "tag": "TokenClassification"}[task]
+    getattr(transformers, prefix + kind)(config).save_pretrained(path)
+    template = PAIR_TEMPLATES[name]
+    tokens = {token for token in ("[CLS]", "[SEP]", "<s>", "</s>") if token in template}
+    single = template.split(" $B")[0].removesuffix(" </s>") if "</s> </s>" in template else template.split(" $B")[0]
+    rust.post_processor = processors.TemplateProcessing(
+        single=single, pair=template, special_tokens=[(token, rust.token_to_id(token)) for token in sorted(tokens)]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=rust, model_max_length=64, **specials)
+    tokenizer.save_pretrained(path)
+    if name == "bert":  # its own tokenizer's class would say so
+        settings = json.loads((path / "tokenizer_config.json").read_text())
+        settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        (path / "tokenizer_config.json").write_text(json.dumps(settings))

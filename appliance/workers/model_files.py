@@ -35,6 +35,12 @@ _POSITIONS_AFTER_PAD = frozenset(
         "xmod",
     }
 )
+# Tokenizers that number the texts of a pair unless tokenizer_config.json says otherwise, and the architectures that
+# have one of them by default.
+_TOKENIZERS_WITH_TYPES = frozenset(
+    {"BertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer", "FNetTokenizer"}
+)
+_MODELS_WITH_TYPES = frozenset({"bert", "deberta", "deberta-v2", "electra", "fnet"})
 # Tokenizers without a limit of their own announce 1e30; no real model comes near this.
 _UNLIMITED_TOKENS = 10_000_000
 
@@ -73,6 +79,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     do_lower_case: bool | None = None
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
+    tokenizer_class: str = ""
+    model_input_names: list[str] | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -117,6 +125,18 @@ def sentence_config(folder: Path) -> SentenceConfig:
 def tokenizer_config(folder: Path) -> TokenizerConfig:
     """tokenizer_config.json of a transformer's folder, or the defaults."""
     return _read(folder / "tokenizer_config.json", _tokenizer_decoder) or TokenizerConfig()
+
+
+def uses_token_types(folder: Path) -> bool:
+    """Whether the tokenizer tells the model of `folder` which tokens are of a second text, by transformers' rules."""
+    inner = transformer_folder(folder)
+    tokenizer = tokenizer_config(inner)
+    if tokenizer.model_input_names is not None:
+        return "token_type_ids" in tokenizer.model_input_names
+    if tokenizer.tokenizer_class:
+        return tokenizer.tokenizer_class.removesuffix("Fast") in _TOKENIZERS_WITH_TYPES
+    config = _read(inner / "config.json", _config_decoder) or _Config()
+    return config.model_type in _MODELS_WITH_TYPES
 
 
 def token_limits(folder: Path) -> TokenLimits:

@@ -34,12 +34,22 @@ class Tokens(msgspec.Struct, frozen=True):
     is_truncated: bool
 
 
+class PairTokens(msgspec.Struct, frozen=True):
+    """Two tokenized texts as one: ids and count are as in `Tokens`."""
+
+    ids: bytes
+    count: int
+    is_truncated: bool
+    second_start: int  # where token type 1 begins; 0 where the model is not told which text a token is of
+
+
 class Tokenizer:
     """The tokenizer of one model. Thread-safe; `encode` blocks, mostly without the GIL."""
 
-    def __init__(self, rust: RustTokenizer, tokens_max: int) -> None:
+    def __init__(self, rust: RustTokenizer, tokens_max: int, *, uses_types: bool = False) -> None:
         self.tokens_max = tokens_max
         self._rust = rust
+        self._uses_types = uses_types
         if tokens_max <= rust.num_special_tokens_to_add(is_pair=False):
             raise StartupError(f"tokens_max is {tokens_max}, which leaves no room beside the model's special tokens")
 
@@ -58,9 +68,10 @@ class Tokenizer:
             inner = model_files.transformer_folder(folder)
             rust = _rust_tokenizer(inner)
             _adapt(rust, inner)
+            uses_types = model_files.uses_token_types(folder)
         except ValueError as exc:
             raise StartupError(f"the tokenizer cannot be loaded: {exc}") from exc
-        return cls(rust, limit)
+        return cls(rust, limit, uses_types=uses_types)
 
     def encode(
         self, texts: Sequence[str], *, prompt: str = "", truncation: Truncation = "end", first_index: int = 0
@@ -74,6 +85,38 @@ class Tokenizer:
         for index, encoding in enumerate(encodings, first_index):
             self._check_length(len(encoding), index, is_cut=truncation != "none")
         return [self._tokens(encoding, keeps_end=truncation == "start") for encoding in encodings]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, truncation: Truncation = "end", first_index: int = 0
+    ) -> list[PairTokens]:
+        """Tokenize each (query, document) as one input, in order.
+
+        A pair over `tokens_max` loses tokens from the end of its longer text until both are as long, then from both:
+        the rule "longest_first" of transformers and sentence-transformers. With "none" it raises `TooLong`, which names
+        the pair's index, counted from `first_index`. Raises `InvalidRequest` for a limit that leaves no room.
+        """
+        room = self.tokens_max - self._rust.num_special_tokens_to_add(is_pair=True)
+        if room < 1:
+            raise InvalidRequest(f"the model takes {self.tokens_max} tokens, which leaves no room for a pair of texts")
+        encodings = self._rust.encode_batch_fast(
+            [(_well_formed(first), _well_formed(second)) for first, second in pairs]
+        )
+        for index, encoding in enumerate(encodings, first_index):
+            self._check_length(len(encoding), index, is_cut=truncation != "none")
+        return [self._pair_tokens(encoding, room) for encoding in encodings]
+
+    def _pair_tokens(self, encoding: Encoding, room: int) -> PairTokens:
+        ids, types = encoding.ids, encoding.type_ids
+        surplus = len(ids) - self.tokens_max
+        if surplus > 0:
+            of = encoding.sequence_ids  # 0 or 1 for the tokens of a text, None for special ones
+            lengths = of.count(0), of.count(1)
+            kept = longest_first(*lengths, room=room)
+            ends = [of.index(text) + kept[text] if lengths[text] else 0 for text in (0, 1)]
+            places = [place for place, text in enumerate(of) if text is None or place < ends[text]]
+            ids, types = [ids[place] for place in places], [types[place] for place in places]
+        second_start = types.index(1) if self._uses_types and 1 in types else 0
+        return PairTokens(_packed(ids), len(ids), surplus > 0, second_start)
 
     def _check_length(self, count: int, index: int, *, is_cut: bool) -> None:
         if count == 0:  # only where the model wants no special tokens
@@ -93,6 +136,15 @@ class Tokenizer:
             cut = mask.index(0) if keeps_end else len(ids) - mask[::-1].index(0) - surplus
             ids = ids[:cut] + ids[cut + surplus :]
         return Tokens(_packed(ids), len(ids), surplus > 0)
+
+
+def longest_first(first: int, second: int, *, room: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept to fit into `room` together: the longer one loses them first."""
+    shorter, longer = sorted((first, second))
+    longer = min(longer, max(shorter, room - shorter))
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _limit(folder: Path, tokens_max: int | None) -> int:

@@ -24,6 +24,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     device: str  # torch's name: "cpu", "cuda:0"
     threads: int  # intra-op threads on a CPU
     cache: str = ""  # a folder of the node's where the engine may keep what it can compute again; "": none
+    task: str = "embed"  # "embed": vectors | "score": logits of a text or pair | "tag": logits of each token
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -35,6 +36,8 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     dtype: str
     weights_bytes: int
     load_s: float
+    labels: tuple[str, ...] = ()  # of "score" and "tag", in the order of the logits
+    activation: str = ""  # what makes scores of logits: "sigmoid" | "softmax" | "identity"; "" for "embed"
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -44,14 +47,19 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
     model: str
     ids: bytes
     lengths: tuple[int, ...]
+    second_starts: tuple[int, ...] = ()  # per text: where token type 1 begins, 0 for nowhere; (): nowhere in any
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
-    """One L2-normalized vector per text, in order: `len(rows) == 4 * width * len(lengths)`, float32 little-endian."""
+    """The answer to one batch, float32 little-endian, in the order of the texts.
+
+    "embed": one L2-normalized vector per text. "score": one row of raw logits per text. "tag": one per token, special
+    tokens included. `len(rows) == 4 * width * (texts or tokens)`.
+    """
 
     batch: int
     rows: bytes
-    width: int
+    width: int  # of a vector, or the number of labels
     bad: tuple[int, ...]  # positions whose vector is not finite or is zero: never to be sent to a client
     device_s: float
 

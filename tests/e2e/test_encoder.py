@@ -22,8 +22,9 @@ from sentence_transformers import SentenceTransformer  # noqa: E402
 from tokenizers import Tokenizer as RustTokenizer  # noqa: E402
 from tokenizers import processors  # noqa: E402
 
-from appliance.workers.engines.encoder import EncoderEngine, check_cosine  # noqa: E402
-from appliance.workers.engines.sentence_runner import sub_batches  # noqa: E402
+from appliance.workers.engines.embedding import check_cosine  # noqa: E402
+from appliance.workers.engines.encoder import EncoderEngine  # noqa: E402
+from appliance.workers.engines.padding import sub_batches  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     FAMILIES,
     MIXED_TEXTS,

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-from appliance.workers.engines import encoder, golden
+from appliance.workers.engines import embedding, golden
 from appliance.workers.engines.encoder import EncoderEngine
 from appliance.workers.engines.packed.attention import attend
 from appliance.workers.engines.packed.masks import BiasMasks, CausalMasks, FullMasks, WindowMasks
@@ -305,13 +305,13 @@ class Cache:
         self.cache = tmp_path / "cache" / "golden"
         self.asked = 0
         save_family(self.model, tiny_bert, "mean")
-        ask = encoder._asked
+        ask = embedding._asked
 
         def counted(*args: object) -> object:
             self.asked += 1
             return ask(*args)  # type: ignore[arg-type]  # passed on as they came
 
-        monkeypatch.setattr(encoder, "_asked", counted)
+        monkeypatch.setattr(embedding, "_asked", counted)
 
     def load(self) -> None:
         EncoderEngine().load(Load("m", str(self.model), "float32", "cpu", 1, str(self.cache)))

@@ -51,6 +51,7 @@ def test_the_body_is_a_tagged_map_that_any_language_can_read() -> None:
         "model": "m",
         "ids": b"\x05\x00\x00\x00",
         "lengths": [1],
+        "second_starts": [],
     }
 
 

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +37,28 @@ _log = logging.getLogger("appliance.engine")
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """The token ids of the check texts, and the reference's answer to them: float32 little-endian, `width` a row."""
+    """The token ids of the check texts, and the reference's answer to them: float32 little-endian, `width` a row.
+
+    `second_starts` is as in `wire.Encode`.
+    """
 
     version: str
     digest: str
     ids: tuple[bytes, ...]  # int32 little-endian
     rows: bytes
     width: int
+    second_starts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, digest: str, texts: list[npt.NDArray[np.int32]], rows: npt.NDArray[np.float32]) -> "Golden":
+    def of(
+        cls,
+        digest: str,
+        texts: Sequence[npt.NDArray[np.int32]],
+        rows: npt.NDArray[np.float32],
+        second_starts: Sequence[int] = (),
+    ) -> "Golden":
         ids = tuple(text.astype("<i4").tobytes() for text in texts)
-        return cls(_VERSION, digest, ids, rows.astype("<f4").tobytes(), int(rows.shape[1]))
+        return cls(_VERSION, digest, ids, rows.astype("<f4").tobytes(), int(rows.shape[1]), tuple(second_starts))
 
     def texts(self) -> list[npt.NDArray[np.int32]]:
         return [np.frombuffer(ids, dtype="<i4") for ids in self.ids]
@@ -112,4 +123,5 @@ def _is_sound(golden: Golden, digest: str) -> bool:
     is_ours = golden.version == _VERSION and golden.digest == digest
     has_ids = bool(golden.ids) and all(ids and len(ids) % 4 == 0 for ids in golden.ids)
     has_rows = golden.width > 0 and len(golden.rows) % (4 * golden.width) == 0 and len(golden.rows) > 0
-    return is_ours and has_ids and has_rows and bool(np.isfinite(golden.matrix()).all())
+    has_starts = len(golden.second_starts) in {0, len(golden.ids)}
+    return is_ours and has_ids and has_rows and has_starts and bool(np.isfinite(golden.matrix()).all())

@@ -12,7 +12,7 @@ class Runner(Protocol):
 
     @property
     def width(self) -> int:
-        """Dimensions of a vector."""
+        """Dimensions of a vector, or the number of labels."""
 
     @property
     def vocabulary(self) -> int:
@@ -22,8 +22,9 @@ class Runner(Protocol):
     def weights_bytes(self) -> int:
         """Device memory taken by the weights."""
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
-        """One vector per text, in order, as the model's modules leave it: [texts, width]. Ids are already checked.
+    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+        """One row per text, in order, as the model's modules leave it: [texts, width]. Ids are already checked.
 
-        Raises the runtime's own errors; the engine translates them.
+        A model that labels tokens gives one row per token: [tokens, width]. `second_starts[i]` is where token type 1
+        begins in text i, 0 for nowhere. Raises the runtime's own errors; the engine translates them.
         """

@@ -4,7 +4,7 @@ The modules (transformer, pooling, dense, normalize, …), their order and their
 whatever sentence-transformers can load is run as its authors meant it. What needs more than token ids is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-# Padding that one pass may carry before another pass is cheaper, in tokens. On a CPU measured with MiniLM in bf16 on
-# one thread and batches of 16 and 64 mixed texts: 64 to 128 are the best, no limit runs at 0.3 to 0.7 of their speed.
-# On a GPU a pass has a far higher fixed cost; that number is an estimate.
-_PADDING_TOKENS_MAX = {"cpu": 128}
-_PADDING_TOKENS_MAX_ELSEWHERE = 4096
+from appliance.workers.engines.padding import padding_tokens_max, sub_batches
+
 _SAMPLES_PER_WEIGHT = 16
 
 
@@ -75,10 +72,12 @@ class SentenceTransformersRunner:
             if "pooler" not in name.split(".")
         }
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
-        """See `Runner.run`."""
+    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+        """See `Runner.run`. Raises ValueError for a text with a second part."""
+        if any(second_starts):
+            raise ValueError("an embedding model takes single texts")
         rows = np.empty((len(texts), self.width), dtype=np.float32)
-        limit = _PADDING_TOKENS_MAX.get(self._model.device.type, _PADDING_TOKENS_MAX_ELSEWHERE)
+        limit = padding_tokens_max(self._model.device.type)
         for positions in sub_batches([len(text) for text in texts], padding_tokens_max=limit):
             rows[positions] = self._run_padded([texts[position] for position in positions])
         return rows
@@ -101,21 +100,6 @@ class SentenceTransformersRunner:
 
 def _spread(flat: torch.Tensor) -> torch.Tensor:
     return flat[:: max(1, flat.numel() // _SAMPLES_PER_WEIGHT)]
-
-
-def sub_batches(lengths: Sequence[int], *, padding_tokens_max: int) -> Iterator[list[int]]:
-    """Positions grouped by similar length, longest first; a group's padding stays within the limit."""
-    group: list[int] = []
-    padding_tokens = 0
-    for position in sorted(range(len(lengths)), key=lambda position: -lengths[position]):
-        short_of_longest = lengths[group[0]] - lengths[position] if group else 0
-        if padding_tokens + short_of_longest > padding_tokens_max:
-            yield group
-            group, padding_tokens, short_of_longest = [], 0, 0
-        group.append(position)
-        padding_tokens += short_of_longest
-    if group:
-        yield group
 
 
 def _text_transformer(model: SentenceTransformer) -> Transformer:

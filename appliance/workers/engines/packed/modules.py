@@ -39,12 +39,6 @@ _DENSE_ACTIVATIONS: Final[dict[str, Step]] = {
 }
 # Keys of sentence_*_config.json that do not change a vector here: lengths and lower-casing are the tokenizer's.
 _TRANSFORMER_KEYS: Final = {"max_seq_length", "do_lower_case", "processor_kwargs", "tokenizer_args", "unpad_inputs"}
-_TEXT_MODALITY: Final = {"method": "forward", "method_output_name": "last_hidden_state"}
-_TRANSFORMER_VALUES: Final[dict[str, object]] = {
-    "transformer_task": "feature-extraction",
-    "modality_config": {"text": _TEXT_MODALITY},
-    "module_output_name": "token_embeddings",
-}
 
 
 class _Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +70,7 @@ class Head:
     def __init__(self, modes: Sequence[Mode], steps: Sequence[Step], width: int, weights_bytes: int) -> None:
         self.width = width
         self.weights_bytes = weights_bytes
+        self.is_per_token = False
         self._modes = modes
         self._steps = steps
 
@@ -93,7 +88,7 @@ def load_head(folder: Path, *, token_width: int, device: str) -> Head:
     modules = model_files.modules(folder)
     if not modules:
         return Head([MODES["mean"]], [], token_width, 0)
-    _check_transformer(folder, modules)
+    check_transformer(folder, modules, task="feature-extraction", output="last_hidden_state", name="token_embeddings")
     if len(modules) < 2 or _kind(modules[1]) != "Pooling":
         raise Unsupported("the second module is not Pooling")
     modes = _modes(_json(folder / modules[1].path / "config.json", _Pooling), token_width)
@@ -116,13 +111,23 @@ def _kind(module: model_files.ModelModule) -> str:
     return module.type.rsplit(".", 1)[-1]
 
 
-def _check_transformer(folder: Path, modules: Sequence[model_files.ModelModule]) -> None:
-    if _kind(modules[0]) != "Transformer":
+def check_transformer(
+    folder: Path, modules: Sequence[model_files.ModelModule], *, task: str, output: str, name: str
+) -> None:
+    """Raise `Unsupported` unless the first module is a plain transformer for `task`.
+
+    It gives the model's `output` to what follows it under `name`.
+    """
+    plain: dict[str, object] = {
+        "transformer_task": task,
+        "modality_config": {"text": {"method": "forward", "method_output_name": output}},
+        "module_output_name": name,
+    }
+    if modules and _kind(modules[0]) != "Transformer":
         raise Unsupported(f"the first module is {_kind(modules[0])}")
-    for path in sorted((folder / modules[0].path).glob("sentence_*_config.json")):
+    for path in sorted(model_files.transformer_folder(folder).glob("sentence_*_config.json")):
         for key, value in _json(path, dict[str, object]).items():
-            is_default = _TRANSFORMER_VALUES.get(key, object()) == value
-            if value and key not in _TRANSFORMER_KEYS and not is_default:
+            if value and key not in _TRANSFORMER_KEYS and plain.get(key, object()) != value:
                 raise Unsupported(f"{path.name} sets {key}")
 
 

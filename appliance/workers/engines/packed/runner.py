@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from appliance.workers import model_files
+from appliance.workers.engines.packed.classify import Classifier, load_classifier
 from appliance.workers.engines.packed.families import family_of, keys_multiple
 from appliance.workers.engines.packed.modules import Head, load_head
 from appliance.workers.engines.packed.pack import pack
@@ -25,7 +26,7 @@ _TOKENS_MAX_ELSEWHERE: Final = 65_536
 class PackedRunner:
     """One model whose batches run end to end; see the package."""
 
-    def __init__(self, stack: Stack, head: Head, *, device: str, weights_bytes: int) -> None:
+    def __init__(self, stack: Stack, head: Head | Classifier, *, device: str, weights_bytes: int) -> None:
         self.width = head.width
         self.vocabulary = stack.vocabulary
         self.weights_bytes = weights_bytes
@@ -36,8 +37,10 @@ class PackedRunner:
         self._tokens_max = _TOKENS_MAX.get(device, _TOKENS_MAX_ELSEWHERE)
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype, device: str) -> "PackedRunner":
-        """Load from a local folder of safetensors.
+    def load(
+        cls, folder: Path, *, dtype: torch.dtype, device: str, task: str = "embed", labels: int = 0
+    ) -> "PackedRunner":
+        """Load from a local folder of safetensors; `task` and its number of labels are those of `wire.Load`.
 
         Raises `Unsupported` for a model that needs another runner, ValueError for one whose files are not complete.
         """
@@ -46,36 +49,44 @@ class PackedRunner:
         with torch.inference_mode():
             weights = Weights(inner, dtype=dtype, device=device, prefix=family.prefix, rename=family.rename)
             stack = family.build(inner, weights)
-            head = load_head(folder, token_width=stack.width, device=device)
+            head: Head | Classifier = (
+                load_head(folder, token_width=stack.width, device=device)
+                if task == "embed"
+                else load_classifier(folder, task=task, labels=labels, token_width=stack.width, device=device)
+            )
         weights.log_unused()
         return cls(stack, head, device=device, weights_bytes=weights.bytes_taken + head.weights_bytes)
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
         """See `Runner.run`."""
         groups = list(passes([len(text) for text in texts], tokens_max=self._tokens_max))
-        rows = [self._run(texts[start:end]) for start, end in groups]
+        rows = [self._run(texts[start:end], second_starts[start:end]) for start, end in groups]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _run(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
-        rows = self._pass(texts)
+    def _run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int]) -> npt.NDArray[np.float32]:
+        rows = self._pass(texts, second_starts)
         if len(texts) > 1 and not np.isfinite(rows).all():
             # A text's attention reads masked rows of its neighbours, and 0 times infinity is not a number: only a text
             # that fails alone is at fault.
-            for position in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
-                rows[position] = self._pass([texts[position]])[0]
+            counts = [len(text) if self._head.is_per_token else 1 for text in texts]
+            for position, end in enumerate(np.cumsum(counts).tolist()):
+                own = slice(end - counts[position], end)
+                if not np.isfinite(rows[own]).all():
+                    rows[own] = self._pass([texts[position]], second_starts[position : position + 1])
         return rows
 
     @torch.inference_mode()
-    def _pass(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+    def _pass(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int]) -> npt.NDArray[np.float32]:
         batch = pack(
             texts,
             device=self._device,
             keys_multiple=self._keys_multiple,
             first_position=self._stack.first_position,
             pad_id=self._stack.pad_id,
+            second_starts=second_starts,
         )
-        vectors: npt.NDArray[np.float32] = self._head(self._stack(batch), batch).cpu().numpy()
-        return vectors
+        rows: npt.NDArray[np.float32] = self._head(self._stack(batch), batch).cpu().numpy()
+        return rows
 
 
 def passes(lengths: Sequence[int], *, tokens_max: int) -> Iterator[tuple[int, int]]:
