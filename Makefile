@@ -1,7 +1,7 @@
 # make up     install what is missing, start the appliance, Ctrl-C stops it
 # make test   run the test suite (starts what it needs itself)
 # make check  formatting, lint, types, import rules
-# make bench  the benchmarks of tests/bench
+# make bench  the benchmarks of tests/bench, about half an hour on a quiet machine; ARGS=--quick to see that they work
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -46,8 +46,14 @@ format: dev
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# Each can be run alone: .venv/bin/python -m tests.bench.NAME --help
+BENCHES ?= pull_vs_push overhead scale_out latency saturation against_infinity
+
 bench: dev
-	@for script in tests/bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for name in queue_cpu encoder_loop; do echo "== $$name"; $(BIN)/python -m tests.bench.$$name || exit 1; done
+	@for name in $(BENCHES); do \
+	  echo "== $$name"; OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.$$name $(ARGS) || exit 1; \
+	done
 
 doctor: install
 	@$(BIN)/appliance doctor

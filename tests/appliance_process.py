@@ -29,7 +29,9 @@ class ApplianceProcess:
         *,
         environ: Mapping[str, str] | None = None,
         config: str = "",
+        python: Sequence[str] = (sys.executable,),
     ) -> None:
+        """`python` runs the module: an interpreter with options, such as those of a profiler."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "appliance.toml").write_text(config)
         self.port = free_port()
@@ -37,7 +39,7 @@ class ApplianceProcess:
         self._output: list[str] = []
         mine = {name: value for name, value in os.environ.items() if not name.startswith("APPLIANCE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "appliance", *arguments],
+            [*python, "-m", "appliance", *arguments],
             cwd=folder,
             env={**mine, "APPLIANCE_PORT": str(self.port), "PYTHONUNBUFFERED": "1", **(environ or {})},
             stdout=subprocess.PIPE,
