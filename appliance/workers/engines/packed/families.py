@@ -394,7 +394,8 @@ _NOMIC_NAMES = (
 )
 
 
-def _nomic_name(name: str) -> str:
+def nomic_name(name: str) -> str:
+    """The name that transformers gives the weight `name` of an authors' checkpoint."""
     for theirs, ours in _NOMIC_NAMES:
         name = name.replace(theirs, ours)
     return name
@@ -405,7 +406,7 @@ _FAMILIES: Final = {
     "roberta": Family("roberta", _roberta, _old_layer_norm),
     "xlm-roberta": Family("roberta", _roberta, _old_layer_norm),
     "mpnet": Family("mpnet", _mpnet, _old_layer_norm),
-    "nomic_bert": Family("nomic_bert", _nomic_bert, _nomic_name),
+    "nomic_bert": Family("nomic_bert", _nomic_bert, nomic_name),
     "modernbert": Family("model", _modernbert, lambda name: name),
     "qwen3": Family("model", _qwen3, lambda name: name),
 }

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from appliance.workers.engines.packed.attention import Plan, attend, varlen_plan
+from appliance.workers.engines.packed.attention import Plan, attend, has_varlen, varlen_plan
 from appliance.workers.engines.packed.linear import Linear
 from appliance.workers.engines.packed.masks import Part
 from appliance.workers.engines.packed.pack import Pack
@@ -55,9 +55,9 @@ class View:
     # What one kernel call over all texts would need to know; None where the masks cannot be said that way.
     varlen_window: tuple[int, int] | None = None
 
-    def of(self, pack: Pack, *, has_varlen: bool) -> "Seen":
+    def of(self, pack: Pack, *, is_varlen: bool) -> "Seen":
         angles = self.rotary.angles(pack.positions) if self.rotary is not None else None
-        if has_varlen and self.varlen_window is not None:
+        if is_varlen and self.varlen_window is not None:
             return Seen(varlen_plan(pack, window=self.varlen_window), self.is_causal, angles)
         return Seen(self.masks.plan(pack), self.is_causal, angles)
 
@@ -130,6 +130,9 @@ class GatedMlp:
 
 
 class Layer(Protocol):
+    @property
+    def attention(self) -> SelfAttention: ...
+
     @property
     def view(self) -> int:
         """Which of the stack's views this layer has."""
@@ -207,8 +210,8 @@ class Stack:
     def __call__(self, pack: Pack) -> torch.Tensor:
         """[tokens, width]"""
         x = self.embedding(pack)
-        has_varlen = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-        seen = [view.of(pack, has_varlen=has_varlen) for view in self.views]
+        is_varlen = has_varlen(x, head_dim=self.layers[0].attention.head_dim)
+        seen = [view.of(pack, is_varlen=is_varlen) for view in self.views]
         for layer in self.layers:
             x = layer(x, seen[layer.view])
         if pack.rows != pack.tokens:
