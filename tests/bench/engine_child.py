@@ -16,13 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self  # Any: lines of JSON from the child
 
 import msgspec
-import numpy as np
 
-from appliance.bench.schedule import draw_tokens, text_of
 from appliance.hardware import detect
 from appliance.presets import Tuning, load_preset, presets_dirs
 from appliance.settings import ModelSettings
-from tests.bench.harness import LENGTHS
+from tests.bench.harness import sample_texts
 from tests.fake_model import packaged_minilm
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -109,12 +107,6 @@ def layouts() -> Iterator[dict[str, EngineChildren]]:
         yield {each.name: stack.enter_context(each) for each in found}
 
 
-def sample_texts() -> list[str]:
-    """The texts that `text N` counts."""
-    random = np.random.default_rng(1)
-    return [text_of(tokens, random) for tokens in draw_tokens(LENGTHS, TEXTS, random)]
-
-
 def shipped_tuning() -> Tuning:
     """How the appliance runs the default model on this machine's CPU."""
     hardware = detect("cpu", environ=os.environ)
@@ -134,7 +126,7 @@ def main() -> None:
     folder, tuning = packaged_minilm(), shipped_tuning()
     engine = EncoderEngine()
     engine.load(Load("m", str(folder), tuning.dtype, "cpu", threads))
-    tokens = [(each.ids, each.count) for each in Tokenizer.load(folder).encode(sample_texts())]
+    tokens = [(each.ids, each.count) for each in Tokenizer.load(folder).encode(sample_texts(TEXTS))]
 
     def encode(batch: Sequence[tuple[bytes, int]]) -> None:
         engine.encode(Encode(0, "m", b"".join(ids for ids, _ in batch), tuple(count for _, count in batch)))

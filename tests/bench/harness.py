@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
+import orjson
 import psutil
 import uvloop
 
@@ -18,13 +19,14 @@ from appliance.bench.answers import judge
 from appliance.bench.http import Address, Connections
 from appliance.bench.machine import Machine, this_machine
 from appliance.bench.report import number, table
-from appliance.bench.schedule import Lengths, UniformLength, embeddings_bodies
+from appliance.bench.schedule import text_of
 from appliance.bench.server_cpu import family
 from tests.appliance_process import ApplianceProcess
 from tests.fake_model import fake_config
 
 MODEL = "text-embedding-3-small"
-LENGTHS = UniformLength(8, 256)
+LENGTHS = (8, 256)  # tokens
+BLOCK = 64
 BODIES = 256  # distinct requests of a round; then they come again
 JUDGED_EVERY = 16  # answers are checked one in so many: the client's CPU comes off the same cores
 
@@ -63,11 +65,8 @@ class Findings(msgspec.Struct, frozen=True):
 class Driven(msgspec.Struct, frozen=True):
     """What closed-loop clients got done in a window, and the CPU seconds of what was watched, by name."""
 
-    requests: int
-    texts: int
-    tokens: int
+    texts: float
     wall_s: float
-    latencies_s: list[float]
     cpu_s: dict[str, float]
     client_cpu_s: float
 
@@ -182,14 +181,15 @@ def drive(
     inputs: int,
     seconds: float,
     look: Callable[[], dict[str, float]],
-    lengths: Lengths = LENGTHS,
+    tokens: int | None = None,
 ) -> Driven:
     """`clients` that each send their next request when the last is answered, for `seconds` after a warm-up.
 
-    `look` tells CPU seconds by name; what was spent between the window's ends is reported. Raises RuntimeError for an
-    answer that is not right, and when none is finished: that measures nothing.
+    A request counts by the share of its time that lies in the window, so that long requests do not make a short round
+    jump. `look` tells CPU seconds by name; what was spent between the window's ends is reported. Texts have `tokens`
+    tokens, or the usual mix of lengths. Raises RuntimeError for an answer that is not right: that measures nothing.
     """
-    return uvloop.run(_drive(base_url, clients=clients, inputs=inputs, seconds=seconds, look=look, lengths=lengths))
+    return uvloop.run(_drive(base_url, clients=clients, inputs=inputs, seconds=seconds, look=look, tokens=tokens))
 
 
 async def _drive(
@@ -199,15 +199,14 @@ async def _drive(
     inputs: int,
     seconds: float,
     look: Callable[[], dict[str, float]],
-    lengths: Lengths,
+    tokens: int | None,
 ) -> Driven:
-    finished: list[tuple[float, float, int]] = []  # when, latency, tokens
+    finished: list[tuple[float, float]] = []  # sent, answered
     async with Connections(Address.of(base_url)) as connections:
-        requests = itertools.cycle(prepared(connections, inputs=inputs, lengths=lengths))
+        requests = itertools.cycle(prepared(connections, inputs=inputs, tokens=tokens))
         until_s = time.perf_counter() + seconds / 4 + seconds
 
         async def client(numbers: Iterator[int]) -> None:
-            tokens = 0
             while (sent_s := time.perf_counter()) < until_s:
                 answer = await connections.send(next(requests))
                 now_s = time.perf_counter()
@@ -215,8 +214,7 @@ async def _drive(
                     verdict = judge(answer.status, answer.body, inputs=inputs)
                     if verdict.kind != "right":
                         raise RuntimeError(f"{base_url}: {verdict.reason}")
-                    tokens = verdict.tokens
-                finished.append((now_s, now_s - sent_s, tokens))
+                finished.append((sent_s, now_s))
 
         numbers = itertools.count()
         async with asyncio.TaskGroup() as group:
@@ -226,31 +224,33 @@ async def _drive(
             began_s, ours_s, before = time.perf_counter(), time.process_time(), look()
             await asyncio.sleep(seconds)
             ended_s, ours_end_s, after = time.perf_counter(), time.process_time(), look()
-    counted = [each for each in finished if began_s <= each[0] < ended_s]
-    if not counted:
-        raise RuntimeError(f"{base_url}: no request was finished in {seconds} s; take a longer --round-s")
+    shares = (max(0.0, min(now_s, ended_s) - max(sent_s, began_s)) / (now_s - sent_s) for sent_s, now_s in finished)
     return Driven(
-        requests=len(counted),
-        texts=inputs * len(counted),
-        tokens=sum(tokens for _, _, tokens in counted),
+        texts=inputs * sum(shares),
         wall_s=ended_s - began_s,
-        latencies_s=[latency_s for _, latency_s, _ in counted],
         cpu_s={name: after[name] - before.get(name, 0.0) for name in after},
         client_cpu_s=ours_end_s - ours_s,
     )
 
 
-def prepared(connections: Connections, *, inputs: int, lengths: Lengths) -> list[bytes]:
+def prepared(connections: Connections, *, inputs: int, tokens: int | None) -> list[bytes]:
     """Requests to send; the same every time."""
-    bodies = embeddings_bodies(
-        model=MODEL,
-        lengths=lengths,
-        inputs=inputs,
-        count=BODIES,
-        encoding="base64",
-        random=np.random.default_rng(1),
+    texts = sample_texts(BODIES * inputs, tokens=tokens)
+    bodies = (
+        {"model": MODEL, "input": texts[at : at + inputs] if inputs > 1 else texts[at], "encoding_format": "base64"}
+        for at in range(0, len(texts), inputs)
     )
-    return [connections.post("/embeddings", body, key=None) for body in bodies]
+    return [connections.post("/embeddings", orjson.dumps(body), key=None) for body in bodies]
+
+
+def sample_texts(count: int, *, tokens: int | None = None) -> list[str]:
+    """Texts of `tokens` tokens, or of 8 to 256: evenly spread in every 64 of them, so that samples weigh the same."""
+    random = np.random.default_rng(1)
+    lengths: list[int] = []
+    while len(lengths) < count:
+        block = np.rint(np.linspace(*LENGTHS, BLOCK)).astype(int)
+        lengths += [tokens] * BLOCK if tokens else random.permutation(block).tolist()
+    return [text_of(length, random) for length in lengths[:count]]
 
 
 _PARTS = (

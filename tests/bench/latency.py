@@ -18,8 +18,8 @@ import uvloop
 from appliance.bench.answers import judge
 from appliance.bench.figures import percentile
 from appliance.bench.http import Address, Connections
-from tests.bench.engine_child import TEXTS, EngineChildren, sample_texts, shipped_tuning
-from tests.bench.harness import MODEL, Row, options, parsed, real_appliance, report
+from tests.bench.engine_child import TEXTS, EngineChildren, shipped_tuning
+from tests.bench.harness import MODEL, Row, options, parsed, real_appliance, report, sample_texts
 
 WARM = 20
 
@@ -53,7 +53,7 @@ async def _measure(base_url: str, engine: EngineChildren, count: int) -> tuple[l
     """Seconds of each text, through the appliance and in the engine alone, in turn."""
     whole_s: list[float] = []
     forward_s: list[float] = []
-    texts = sample_texts()
+    texts = sample_texts(TEXTS)
     async with Connections(Address.of(base_url)) as connections:
         for number in itertools.islice(itertools.cycle(range(TEXTS)), WARM + count):
             body = orjson.dumps({"model": MODEL, "input": texts[number], "encoding_format": "base64"})
