@@ -18,6 +18,7 @@ from appliance.queue.base import Delivery, Pull
 from appliance.workers.device import EngineFactory
 from appliance.workers.engine_process import EngineDied, EngineOutOfMemory, EngineRefused
 from appliance.workers.open_job import Item, OpenJob
+from appliance.workers.reading import Reading, rows
 from appliance.workers.tokenize import Tokenizer, Tokens
 from appliance.workers.wire import Encoded, Load, Loaded
 
@@ -129,9 +130,18 @@ def item_ms(tokens: int) -> float:
     return float(tokens)
 
 
+def reading_of(inputs: Sequence[Tokens]) -> Reading:
+    """An embedding's inputs, read."""
+    return Reading(list(inputs), rows)
+
+
 def items_of(*ids: int) -> list[Item]:
     """One item per id, each of a job of its own."""
-    return [item for number in ids for item in open_job_of(job_of(f"job-{number}")).begin([tokens_of(number)], item_ms)]
+    return [
+        item
+        for number in ids
+        for item in open_job_of(job_of(f"job-{number}")).begin(reading_of([tokens_of(number)]), item_ms)
+    ]
 
 
 def encoded_of(*firsts: float, width: int = WIDTH, bad: tuple[int, ...] = ()) -> Encoded:
@@ -211,7 +221,9 @@ class ProcessLike:
             raise await self.died()
         return Loaded(order.model, self._machine.width, 512, order.dtype, 1, 0.0)
 
-    async def encode(self, model: str, ids: bytes, lengths: Sequence[int]) -> Encoded:
+    async def encode(
+        self, model: str, ids: bytes, lengths: Sequence[int], second_starts: Sequence[int] = ()
+    ) -> Encoded:
         if self._dead.done():
             raise EngineDied("the engine died")
         values = np.frombuffer(ids, dtype="<i4")

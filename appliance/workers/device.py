@@ -211,7 +211,7 @@ class Device:
         telemetry.BATCH_TOKENS.labels(model).observe(sum(lengths))
         measured_s: float | None = None
         try:
-            encoded = await engine.encode(model, ids, lengths)
+            encoded = await engine.encode(model, ids, lengths, _second_starts(batch))
             measured_s = encoded.device_s
         except EngineFailed as error:
             self._done(measured_s)
@@ -249,6 +249,12 @@ class Device:
             for item in batch:
                 item.was_alone = True
         self._models[model].batcher.form(parts)
+
+
+def _second_starts(batch: Sequence[Item]) -> tuple[int, ...]:
+    """Where each pair's second text begins; nothing where no input is a pair."""
+    starts = tuple(item.second_start for item in batch)
+    return starts if any(starts) else ()
 
 
 def _kind(error: EngineFailed) -> FaultKind:

@@ -152,13 +152,15 @@ class EngineProcess:
         assert isinstance(answer, Loaded)
         return answer
 
-    async def encode(self, model: str, ids: bytes, lengths: Sequence[int]) -> Encoded:
+    async def encode(
+        self, model: str, ids: bytes, lengths: Sequence[int], second_starts: Sequence[int] = ()
+    ) -> Encoded:
         """Compute one batch, packed as `wire.Encode` says. Raises `EngineFailed` or one of its kinds above.
 
         The batch timeout runs from when the engine can turn to this batch, not from the call.
         """
         self._batches += 1
-        order = Encode(self._batches, model, ids, tuple(lengths))
+        order = Encode(self._batches, model, ids, tuple(lengths), tuple(second_starts))
         answer = await self._ask(order, self._batch_timeout_s)
         assert isinstance(answer, Encoded)
         return answer

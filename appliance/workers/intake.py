@@ -12,42 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from appliance import telemetry
-from appliance.errors import ApplianceError, InternalError, InvalidRequest
-from appliance.jobs import Embed, Job, decode_job
-from appliance.presets import Prompts
+from appliance.errors import ApplianceError, InternalError
+from appliance.jobs import Job, decode_job
 from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
-from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.reading import Reader, Reading
 
 JOBS_A_HOP_MAX = 64
 
 _log = logging.getLogger(__name__)
-
-
-class Reader(msgspec.Struct, frozen=True):
-    """How one model reads its inputs."""
-
-    tokenizer: Tokenizer
-    prompts: Prompts
-    width: int
-
-    def read(self, job: Job) -> list[Tokens]:
-        """The job's inputs as token ids. Blocks. Raises InvalidRequest or TooLong, naming the field."""
-        match job.task:
-            case Embed() as task:
-                if task.width not in {None, self.width}:
-                    raise InvalidRequest(
-                        f"'dimensions' is {task.width}, {job.model} gives {self.width}; leave 'dimensions' out",
-                        param="dimensions",
-                    )
-                prompt = {"query": self.prompts.query, "document": self.prompts.document}.get(task.intent or "", "")
-                return self.tokenizer.encode(
-                    task.inputs, prompt=prompt, truncation=task.truncation, first_index=job.first_index
-                )
-            case task:
-                kind = type(task).__name__.lower()
-                raise InvalidRequest(f"{job.model} gives embeddings, it does not {kind}", param="model")
 
 
 class Intake:
@@ -59,10 +33,10 @@ class Intake:
         *,
         readers: Mapping[str, Reader],
         deliveries_max: int,
-        on_read: Callable[[OpenJob, Sequence[Tokens]], bool],
+        on_read: Callable[[OpenJob, Reading], bool],
         on_round: Callable[[], None],
     ) -> None:
-        """`on_read` gets each job that is worth computing, with its inputs' tokens; False gives the job back.
+        """`on_read` gets each job that is worth computing; False gives the job back.
 
         `on_round` hears that `unread` has changed.
         """
@@ -102,10 +76,10 @@ class Intake:
             for model in models:
                 self._unread[model] -= 1
             self._on_round()
-            for job, tokens in zip(opened, read, strict=True):
-                if isinstance(tokens, ApplianceError):
-                    await self._ledger.refuse(job, tokens)
-                elif not self._on_read(job, tokens):
+            for job, reading in zip(opened, read, strict=True):
+                if isinstance(reading, ApplianceError):
+                    await self._ledger.refuse(job, reading)
+                elif not self._on_read(job, reading):
                     await self._ledger.give_back(job)
 
     async def give_back(self) -> None:
@@ -135,10 +109,10 @@ class Intake:
             return opened
         return None
 
-    def _read_all(self, jobs: Sequence[OpenJob]) -> list[list[Tokens] | ApplianceError]:
+    def _read_all(self, jobs: Sequence[OpenJob]) -> list[Reading | ApplianceError]:
         return [self._read(job.job) for job in jobs]
 
-    def _read(self, job: Job) -> list[Tokens] | ApplianceError:
+    def _read(self, job: Job) -> Reading | ApplianceError:
         try:
             return self._readers[job.model].read(job)
         except ApplianceError as error:

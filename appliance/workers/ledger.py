@@ -15,7 +15,8 @@ from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undelive
 from appliance.jobs import Done, Event, Failed, Job, Labels, Reply, Rows, Scores, Spans, encode_replies
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
-from appliance.workers.open_job import FLOAT_BYTES, ROWS_BYTES_MAX, Item, OpenJob
+from appliance.workers.open_job import PART_BYTES_MAX, Item, OpenJob
+from appliance.workers.reading import FLOAT_BYTES
 from appliance.workers.wire import Encoded
 
 REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default
@@ -57,33 +58,32 @@ class Ledger:
     async def take(self, batch: Sequence[Item], encoded: Encoded) -> None:
         """Hand a batch's vectors to their jobs, and answer those that are now complete."""
         width = encoded.width
-        stride = FLOAT_BYTES * width
-        if width <= 0 or len(encoded.rows) != stride * len(batch):
+        sizes = [FLOAT_BYTES * width * (item.tokens if item.owner.is_per_token else 1) for item in batch]
+        if width <= 0 or len(encoded.rows) != sum(sizes):
             await self._fail_all(batch, f"{len(batch)} inputs came back as {len(encoded.rows)} B of width {width}")
             return
         bad = set(encoded.bad)
         rows = memoryview(encoded.rows)
+        end = 0
         complete: list[OpenJob] = []
-        for number, item in enumerate(batch):
+        for number, (item, size) in enumerate(zip(batch, sizes, strict=True)):
+            start, end = end, end + size
             if item.owner.is_settled:
                 continue
             self._work_done(item.owner, item.cost_ms)
             if number in bad:
-                await self.fail(item, BadVector("the model gave a vector that is not finite, or zero"))
-            elif item.owner.take(item.position, rows[number * stride : (number + 1) * stride], width=width):
+                await self.fail(item, BadVector("the model gave numbers that are not finite, or a vector that is zero"))
+            elif item.owner.take(item.position, rows[start:end], width=width):
                 complete.append(item.owner)
-        rows_bytes_max = min(ROWS_BYTES_MAX, self._message_bytes_max - REPLY_OVERHEAD_BYTES)
-        answers = [(job, job.answer(rows_bytes_max=rows_bytes_max)) for job in complete]
+        part_bytes_max = min(PART_BYTES_MAX, self._message_bytes_max - REPLY_OVERHEAD_BYTES)
+        answers = [(job, job.answer(part_bytes_max=part_bytes_max)) for job in complete]
         await self._answer(answers, outcome="done")
 
     async def fail(self, item: Item, error: ApplianceError) -> None:
         """The item's job fails, and the client is told which input it was."""
-        index = item.owner.job.first_index + item.position
+        name = item.owner.name_of(item.position)
         named = ApplianceError.restore(
-            error.code,
-            f"input[{index}]: {error.message}",
-            param=f"input[{index}]",
-            retry_after_s=error.retry_after_s,
+            error.code, f"{name}: {error.message}", param=name, retry_after_s=error.retry_after_s
         )
         await self.refuse(item.owner, named)
 

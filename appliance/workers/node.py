@@ -28,10 +28,11 @@ from appliance.workers.batcher import Batcher, Budget
 from appliance.workers.cost import UNKNOWN, CostModel, calibration_batches
 from appliance.workers.device import Device, Place, Served
 from appliance.workers.exchange import Exchange
-from appliance.workers.intake import Intake, Reader
+from appliance.workers.intake import Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import Item, OpenJob
-from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.reading import Reader, Reading, engine_task
+from appliance.workers.tokenize import Tokenizer
 from appliance.workers.wire import Load, Loaded
 
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
@@ -186,20 +187,20 @@ class Node:
             await asyncio.sleep(interval_s)
             await self._ledger.extend(age_s=interval_s)
 
-    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> bool:
+    def _on_read(self, job: OpenJob, reading: Reading) -> bool:
         """Take the job's items on; False when this node has far more than it can start soon.
 
         Only a first delivery is refused: however often nodes misjudge, a job moves on once at most.
         """
         model = job.job.model
         cost, backlog = self._costs[model], self._backlogs[model]
-        job_ms = sum(cost.item_ms(tokens.count) for tokens in inputs)
+        job_ms = sum(cost.item_ms(tokens.count) for tokens in reading.inputs)
         backlog.measured(job_ms)
         self._work_changed.set()
         if backlog.is_overfull and job.delivery.attempt == 1:
             telemetry.GIVEN_BACK_JOBS.labels(model).inc()
             return False
-        for item in job.begin(inputs, cost.item_ms):
+        for item in job.begin(reading, cost.item_ms):
             self._batchers[model].add(item)
         backlog.opened(job.cost_left_ms)
         for device in self._devices:
@@ -218,7 +219,7 @@ class Node:
 
     def _reader(self, name: str, card: Loaded) -> Reader:
         model = self._models[name]
-        return Reader(model.tokenizer, model.preset.facts.prompts, card.width)
+        return Reader(model.tokenizer, model.preset.facts, card)
 
     def _served(self, place: Place) -> dict[str, Served]:
         return {
@@ -229,6 +230,7 @@ class Node:
                     dtype=model.preset.tuning.dtype,
                     device=place.device,
                     threads=place.threads,
+                    task=engine_task(model.preset.facts),
                     cache=model.cache,
                 ),
                 batcher=self._batchers[name],

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.errors import ApplianceError
-from appliance.jobs import Done, Event, Failed, Job, Lane, Reply, Rows, Usage
+from appliance.jobs import Done, Event, Failed, Job, Lane, Reply, Rerank, Usage
 from appliance.queue.base import Delivery
-from appliance.workers.tokenize import Tokens
+from appliance.workers.reading import Reading
 
-FLOAT_BYTES = 4
-ROWS_BYTES_MAX = 512 * 1024  # of one reply; a server takes 1 MiB by default, and smaller parts interleave better
+PART_BYTES_MAX = 512 * 1024  # of one reply; a server takes 1 MiB by default, and smaller parts interleave better
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +20,7 @@ class Item:
     ids: bytes
     tokens: int
     cost_ms: float  # what it adds to a batch, as predicted when it was read
+    second_start: int = 0  # see `Tokens`
     was_alone: bool = False
 
     @property
@@ -44,39 +44,51 @@ class OpenJob:
     tokens: int = 0
     cost_left_ms: float = 0.0  # predicted time of what no device has computed yet
     truncated: tuple[int, ...] = ()
-    _rows: list[memoryview | None] = field(default_factory=list)
+    _reading: Reading | None = None
+    _buffers: list[memoryview | None] = field(default_factory=list)
     _missing: int = 0
     _width: int = 0
 
-    def begin(self, inputs: Sequence[Tokens], item_ms: Callable[[int], float]) -> list[Item]:
-        """The job's items, now that its inputs are tokenized; `item_ms` predicts the cost of so many tokens."""
-        self._rows = [None] * len(inputs)
+    def begin(self, reading: Reading, item_ms: Callable[[int], float]) -> list[Item]:
+        """The job's items, now that it is read; `item_ms` predicts the cost of so many tokens."""
+        inputs = reading.inputs
+        self._reading = reading
+        self._buffers = [None] * len(inputs)
         self._missing = len(inputs)
         self.tokens = sum(tokens.count for tokens in inputs)
         first = self.job.first_index
         self.truncated = tuple(first + position for position, tokens in enumerate(inputs) if tokens.is_truncated)
         items = [
-            Item(self, position, tokens.ids, tokens.count, item_ms(tokens.count))
+            Item(self, position, tokens.ids, tokens.count, item_ms(tokens.count), tokens.second_start)
             for position, tokens in enumerate(inputs)
         ]
         self.cost_left_ms = sum(item.cost_ms for item in items)
         return items
 
-    def take(self, position: int, row: memoryview, *, width: int) -> bool:
-        """Keep one vector; True when it was the last one missing."""
-        assert self._rows[position] is None, "an item was computed twice within one delivery"
-        self._rows[position] = row
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the engine gives a row per token of an input."""
+        return self._reading is not None and self._reading.is_per_token
+
+    def take(self, position: int, buffer: memoryview, *, width: int) -> bool:
+        """Keep what the engine gave for one input; True when it was the last one missing."""
+        assert self._buffers[position] is None, "an item was computed twice within one delivery"
+        self._buffers[position] = buffer
         self._width = width
         self._missing -= 1
         return self._missing == 0
 
-    def answer(self, *, rows_bytes_max: int = ROWS_BYTES_MAX) -> list[Reply]:
-        """The replies of a complete job: its rows in parts of a bounded size, one row at least, then `Done`."""
-        rows = b"".join(row for row in self._rows if row is not None)
-        stride = FLOAT_BYTES * self._width
-        part_bytes = max(1, rows_bytes_max // stride) * stride
-        parts = [Rows(rows[start : start + part_bytes], self._width) for start in range(0, len(rows), part_bytes)]
+    def answer(self, *, part_bytes_max: int = PART_BYTES_MAX) -> list[Reply]:
+        """The replies of a complete job: the parts of its answer, of a bounded size if they can be cut, then `Done`."""
+        assert self._reading is not None, "answered before it was read"
+        buffers = [buffer for buffer in self._buffers if buffer is not None]
+        parts = self._reading.answer(buffers, self._width, part_bytes_max)
         return self._replies([*parts, Done(Usage(input_tokens=self.tokens), self.truncated)])
+
+    def name_of(self, position: int) -> str:
+        """The client's name of an input: "input[3]", "documents[3]"."""
+        field_name = "documents" if isinstance(self.job.task, Rerank) else "input"
+        return f"{field_name}[{self.job.first_index + position}]"
 
     def refusal(self, error: ApplianceError) -> list[Reply]:
         """The reply of a job that failed."""

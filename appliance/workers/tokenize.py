@@ -10,9 +10,11 @@ import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.normalizers import BertNormalizer, Lowercase
@@ -25,22 +27,26 @@ from appliance.workers import model_files
 if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
 
+T = TypeVar("T")
+
 
 class Tokens(msgspec.Struct, frozen=True):
-    """One tokenized text: `len(ids) == 4 * count`, int32 little-endian, special tokens included."""
+    """One input: a text or a pair. `len(ids) == 4 * count`, int32 little-endian, special tokens included."""
 
     ids: bytes
     count: int
     is_truncated: bool
+    second_start: int = (
+        0  # of a pair, where token type 1 begins; 0 where the model is not told which text a token is of
+    )
 
 
-class PairTokens(msgspec.Struct, frozen=True):
-    """Two tokenized texts as one: ids and count are as in `Tokens`."""
+class Marked(msgspec.Struct, frozen=True):
+    """One tokenized text that remembers where its tokens stand in it."""
 
-    ids: bytes
-    count: int
-    is_truncated: bool
-    second_start: int  # where token type 1 begins; 0 where the model is not told which text a token is of
+    tokens: Tokens
+    offsets: npt.NDArray[np.int32]  # [count, 2], characters; (0, 0) for special tokens
+    words: npt.NDArray[np.int32]  # [count]; which word of the text, -1 for special tokens
 
 
 class Tokenizer:
@@ -84,11 +90,38 @@ class Tokenizer:
         encodings = self._rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
         for index, encoding in enumerate(encodings, first_index):
             self._check_length(len(encoding), index, is_cut=truncation != "none")
-        return [self._tokens(encoding, keeps_end=truncation == "start") for encoding in encodings]
+        return [self._tokens(encoding.ids, encoding, keeps_end=truncation == "start") for encoding in encodings]
+
+    def encode_marked(
+        self, texts: Sequence[str], *, truncation: Truncation = "end", first_index: int = 0
+    ) -> list[Marked]:
+        """Like `encode`, with the place of each token in its text."""
+        marked: list[Marked] = []
+        for index, encoding in enumerate(self._rust.encode_batch([_well_formed(text) for text in texts]), first_index):
+            self._check_length(len(encoding), index, is_cut=truncation != "none")
+            keeps_end = truncation == "start"
+            offsets = self._kept(encoding.offsets, encoding, keeps_end=keeps_end)
+            words = self._kept(encoding.word_ids, encoding, keeps_end=keeps_end)
+            marked.append(
+                Marked(
+                    self._tokens(encoding.ids, encoding, keeps_end=keeps_end),
+                    np.array(offsets, dtype=np.int32).reshape(-1, 2),
+                    np.array([-1 if word is None else word for word in words], dtype=np.int32),
+                )
+            )
+        return marked
+
+    def cut(self, texts: Sequence[str], *, tokens_max: int) -> list[str]:
+        """Each text up to the end of its first `tokens_max` tokens, special ones not counted."""
+        encodings = self._rust.encode_batch([_well_formed(text) for text in texts], add_special_tokens=False)
+        return [
+            text if len(encoding) <= tokens_max else text[: encoding.offsets[tokens_max - 1][1]]
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncation: Truncation = "end", first_index: int = 0
-    ) -> list[PairTokens]:
+    ) -> list[Tokens]:
         """Tokenize each (query, document) as one input, in order.
 
         A pair over `tokens_max` loses tokens from the end of its longer text until both are as long, then from both:
@@ -105,7 +138,7 @@ class Tokenizer:
             self._check_length(len(encoding), index, is_cut=truncation != "none")
         return [self._pair_tokens(encoding, room) for encoding in encodings]
 
-    def _pair_tokens(self, encoding: Encoding, room: int) -> PairTokens:
+    def _pair_tokens(self, encoding: Encoding, room: int) -> Tokens:
         ids, types = encoding.ids, encoding.type_ids
         surplus = len(ids) - self.tokens_max
         if surplus > 0:
@@ -116,7 +149,7 @@ class Tokenizer:
             places = [place for place, text in enumerate(of) if text is None or place < ends[text]]
             ids, types = [ids[place] for place in places], [types[place] for place in places]
         second_start = types.index(1) if self._uses_types and 1 in types else 0
-        return PairTokens(_packed(ids), len(ids), surplus > 0, second_start)
+        return Tokens(_packed(ids), len(ids), surplus > 0, second_start)
 
     def _check_length(self, count: int, index: int, *, is_cut: bool) -> None:
         if count == 0:  # only where the model wants no special tokens
@@ -127,15 +160,19 @@ class Tokenizer:
                 param=f"input[{index}]",
             )
 
-    def _tokens(self, encoding: Encoding, *, keeps_end: bool) -> Tokens:
-        ids = encoding.ids
-        surplus = len(ids) - self.tokens_max
-        if surplus > 0:
-            # The mask marks what the model's template put around the text, not what the text itself spells out.
-            mask = encoding.special_tokens_mask
-            cut = mask.index(0) if keeps_end else len(ids) - mask[::-1].index(0) - surplus
-            ids = ids[:cut] + ids[cut + surplus :]
-        return Tokens(_packed(ids), len(ids), surplus > 0)
+    def _tokens(self, ids: Sequence[int], encoding: Encoding, *, keeps_end: bool) -> Tokens:
+        kept = self._kept(ids, encoding, keeps_end=keeps_end)
+        return Tokens(_packed(kept), len(kept), len(kept) < len(ids))
+
+    def _kept(self, values: Sequence[T], encoding: Encoding, *, keeps_end: bool) -> Sequence[T]:
+        """Of something per token, what is left after truncation."""
+        surplus = len(values) - self.tokens_max
+        if surplus <= 0:
+            return values
+        # The mask marks what the model's template put around the text, not what the text itself spells out.
+        mask = encoding.special_tokens_mask
+        cut = mask.index(0) if keeps_end else len(values) - mask[::-1].index(0) - surplus
+        return [*values[:cut], *values[cut + surplus :]]
 
 
 def longest_first(first: int, second: int, *, room: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from appliance.errors import InvalidRequest, TooLong
-from appliance.workers.tokenize import PairTokens, Tokenizer, longest_first
+from appliance.workers.tokenize import Tokenizer, Tokens, longest_first
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
 pytest.importorskip("torch")
@@ -54,7 +54,7 @@ def load(folder: Path, task: str, dtype: str = "float32", cache: str = "") -> tu
     return engine, engine.load(Load("m", str(folder), dtype, "cpu", 1, cache, task))
 
 
-def score(engine: EncoderEngine, tokens: list[PairTokens]) -> npt.NDArray[np.float32]:
+def score(engine: EncoderEngine, tokens: list[Tokens]) -> npt.NDArray[np.float32]:
     encoded = engine.encode(
         Encode(
             1,

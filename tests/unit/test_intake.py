@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -10,14 +10,29 @@ import pytest
 
 from appliance.errors import ApplianceError, QueueUnavailable
 from appliance.jobs import Embed, Failed, Job, encode_job
-from appliance.presets import Prompts
-from appliance.workers.intake import JOBS_A_HOP_MAX, Intake, Reader
+from appliance.presets import Facts, Prompts
+from appliance.workers.intake import JOBS_A_HOP_MAX, Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import OpenJob
-from appliance.workers.tokenize import Tokens
-from tests.node_parts import WIDTH, RecordedDelivery, RecordingNodeQueue, job_of, tokens_of, until, word_tokenizer
+from appliance.workers.reading import Reader, Reading
+from appliance.workers.tokenize import Tokenizer
+from appliance.workers.wire import Loaded
+from tests.node_parts import (
+    WIDTH,
+    RecordedDelivery,
+    RecordingNodeQueue,
+    job_of,
+    reading_of,
+    tokens_of,
+    until,
+    word_tokenizer,
+)
 
 WORDS = ("a", "b", "c", "query:")
+
+
+def reader_of(tokenizer: Tokenizer, prompts: Prompts) -> Reader:
+    return Reader(tokenizer, Facts("m", prompts=prompts), Loaded("m", WIDTH, 8, "float32", 0, 0.0))
 
 
 class Bench:
@@ -26,7 +41,7 @@ class Bench:
     def __init__(self) -> None:
         self.queue = RecordingNodeQueue()
         self.ledger = Ledger(self.queue, on_work_done=lambda model, tokens: None)
-        reader = Reader(word_tokenizer(WORDS), Prompts(query="query: "), WIDTH)
+        reader = reader_of(word_tokenizer(WORDS), Prompts(query="query: "))
         self.intake = Intake(
             self.ledger, readers={"m": reader}, deliveries_max=3, on_read=self._on_read, on_round=self._on_round
         )
@@ -37,8 +52,8 @@ class Bench:
     def _on_round(self) -> None:
         self.rounds += 1
 
-    def _on_read(self, job: OpenJob, inputs: Sequence[Tokens]) -> bool:
-        self.read.append((job.job.id, [tokens.count for tokens in inputs]))
+    def _on_read(self, job: OpenJob, reading: Reading) -> bool:
+        self.read.append((job.job.id, [tokens.count for tokens in reading.inputs]))
         return not self.is_overfull
 
     def deliver(self, job: Job | bytes, *, attempt: int = 1, fault: ApplianceError | None = None) -> RecordedDelivery:
@@ -182,7 +197,7 @@ async def test_what_was_not_opened_is_given_back() -> None:
 
 
 def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
-    reader = Reader(word_tokenizer(WORDS, tokens_max=8), Prompts(query="a a "), WIDTH)
+    reader = reader_of(word_tokenizer(WORDS, tokens_max=8), Prompts(query="a a "))
 
     plain, asked = (
         reader.read(
@@ -197,7 +212,7 @@ def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
         for intent in (None, "query")
     )
 
-    assert (plain[0].count, asked[0].count) == (1, 3)
+    assert (plain.inputs[0].count, asked.inputs[0].count) == (1, 3)
 
 
 async def test_a_job_that_is_not_taken_on_goes_back() -> None:
@@ -224,10 +239,10 @@ async def test_a_late_job_is_no_longer_counted_as_unread_once_the_round_is_told(
 async def test_a_tokenizer_that_breaks_fails_its_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
 
-    def broken(_: object, job: Job) -> list[Tokens]:
+    def broken(_: object, job: Job) -> Reading:
         if job.id == "bad":
             raise RuntimeError("from the depths of Rust")
-        return [tokens_of(1)]
+        return reading_of([tokens_of(1)])
 
     monkeypatch.setattr(Reader, "read", broken)
     async with bench.running():

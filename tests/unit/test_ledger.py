@@ -8,7 +8,7 @@ from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnava
 from appliance.jobs import Done, Failed, Reply, Rows, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
-from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, item_ms, job_of, tokens_of
+from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, item_ms, job_of, reading_of, tokens_of
 
 
 class Bench:
@@ -37,7 +37,7 @@ class Bench:
         delivery = RecordedDelivery(b"", attempt=attempt, trail=self.queue.trail)
         self.deliveries[job_id] = delivery
         opened = self.ledger.open(job, delivery)
-        items = opened.begin([tokens_of(number) for number in ids], item_ms)
+        items = opened.begin(reading_of([tokens_of(number) for number in ids]), item_ms)
         self.work["m"] += opened.cost_left_ms
         return items
 

@@ -5,14 +5,14 @@ import pytest
 
 from appliance.errors import BadVector
 from appliance.jobs import Done, Failed, Rows, Usage
-from appliance.workers.open_job import ROWS_BYTES_MAX
-from tests.node_parts import RecordedDelivery, item_ms, job_of, open_job_of, tokens_of
+from appliance.workers.open_job import PART_BYTES_MAX
+from tests.node_parts import RecordedDelivery, item_ms, job_of, open_job_of, reading_of, tokens_of
 
 
 def test_a_jobs_items_know_their_place() -> None:
     opened = open_job_of(job_of(inputs=("a", "b"), lane="bulk"), arrived_s=7.0)
 
-    items = opened.begin([tokens_of(1, 2), tokens_of(3)], item_ms)
+    items = opened.begin(reading_of([tokens_of(1, 2), tokens_of(3)]), item_ms)
 
     assert [(item.position, item.tokens, item.arrived_s, item.lane) for item in items] == [
         (0, 2, 7.0, "bulk"),
@@ -23,7 +23,7 @@ def test_a_jobs_items_know_their_place() -> None:
 
 def test_truncated_inputs_are_named_as_the_client_counts() -> None:
     opened = open_job_of(job_of(inputs=("a", "b", "c"), first_index=256))
-    opened.begin([tokens_of(1), tokens_of(2, is_truncated=True), tokens_of(3, is_truncated=True)], item_ms)
+    opened.begin(reading_of([tokens_of(1), tokens_of(2, is_truncated=True), tokens_of(3, is_truncated=True)]), item_ms)
 
     assert opened.truncated == (257, 258)
 
@@ -31,7 +31,7 @@ def test_truncated_inputs_are_named_as_the_client_counts() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_vectors_are_answered_in_input_order(order: tuple[int, ...]) -> None:
     opened = open_job_of(job_of(inputs=("a", "b", "c")))
-    opened.begin([tokens_of(number) for number in range(3)], item_ms)
+    opened.begin(reading_of([tokens_of(number) for number in range(3)]), item_ms)
 
     complete = [
         opened.take(position, memoryview(np.array([position, 5], dtype="<f4").tobytes()), width=2) for position in order
@@ -46,7 +46,7 @@ def test_vectors_are_answered_in_input_order(order: tuple[int, ...]) -> None:
 
 def test_one_vector_is_not_taken_twice() -> None:
     opened = open_job_of(job_of(inputs=("a", "b")))
-    opened.begin([tokens_of(1), tokens_of(2)], item_ms)
+    opened.begin(reading_of([tokens_of(1), tokens_of(2)]), item_ms)
     opened.take(0, memoryview(b"\0" * 8), width=2)
 
     with pytest.raises(AssertionError, match="twice"):
@@ -54,24 +54,24 @@ def test_one_vector_is_not_taken_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "count", "rows_bytes_max", "sizes"),
+    ("width", "count", "part_bytes_max", "sizes"),
     [
         (2, 1, 16, [8]),
         (2, 2, 16, [16]),
         (2, 3, 16, [16, 8]),
         (2, 4, 23, [16, 16]),
         (8, 3, 16, [32, 32, 32]),  # a vector is never cut
-        (384, 256, ROWS_BYTES_MAX, [384 * 4 * 256]),
-        (1024, 256, ROWS_BYTES_MAX, [ROWS_BYTES_MAX, ROWS_BYTES_MAX]),
+        (384, 256, PART_BYTES_MAX, [384 * 4 * 256]),
+        (1024, 256, PART_BYTES_MAX, [PART_BYTES_MAX, PART_BYTES_MAX]),
     ],
 )
-def test_rows_go_in_parts_of_whole_vectors(width: int, count: int, rows_bytes_max: int, sizes: list[int]) -> None:
+def test_rows_go_in_parts_of_whole_vectors(width: int, count: int, part_bytes_max: int, sizes: list[int]) -> None:
     opened = open_job_of(job_of(inputs=("a",) * count))
-    opened.begin([tokens_of(1)] * count, item_ms)
+    opened.begin(reading_of([tokens_of(1)] * count), item_ms)
     for position in range(count):
         opened.take(position, memoryview(np.full(width, position, dtype="<f4").tobytes()), width=width)
 
-    *parts, done = opened.answer(rows_bytes_max=rows_bytes_max)
+    *parts, done = opened.answer(part_bytes_max=part_bytes_max)
 
     rows = [part.event for part in parts if isinstance(part.event, Rows)]
     assert [len(part.data) for part in rows] == sizes

@@ -8,6 +8,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ class FakeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the fake behaves. Tokens of None never occur; with `tokens_before_oom` 0 memory is unlimited."""
 
     width: int = 8
+    labels: tuple[str, ...] = ("LABEL_0",)  # of a model that is loaded to score or to tag
     tokens_max: int = 512
     vocabulary: int = 1_000_000
     load_s: float = 0.0
@@ -43,28 +45,46 @@ class FakeEngine:
     """The protocol of `engine.Engine`, kept without a model."""
 
     def __init__(self) -> None:
-        self._models: dict[str, FakeModel] = {}
+        self._models: dict[str, _Resident] = {}
 
     def load(self, order: Load) -> Loaded:
         started_s = time.perf_counter()
         model = _model(Path(order.folder))
         time.sleep(model.load_s)
-        self._models[order.model] = model
-        return Loaded(order.model, model.width, model.tokens_max, order.dtype, 0, time.perf_counter() - started_s)
+        self._models[order.model] = _Resident(model, order.task)
+        labels = () if order.task == "embed" else model.labels
+        activation = "" if order.task == "embed" else "softmax" if len(labels) > 1 else "sigmoid"
+        width = len(labels) or model.width
+        load_s = time.perf_counter() - started_s
+        return Loaded(order.model, width, model.tokens_max, order.dtype, 0, load_s, labels, activation)
 
     def encode(self, batch: Encode) -> Encoded:
-        model = self._models.get(batch.model)
-        if model is None:
+        resident = self._models.get(batch.model)
+        if resident is None:
             raise ValueError(f"model {batch.model!r} is not loaded")
+        model = resident.model
         started_s = time.perf_counter()
         texts = unpack(batch, vocabulary=model.vocabulary, tokens_max=model.tokens_max)
         tokens = sum(batch.lengths)
         _fail_as_told(model, np.concatenate(texts), tokens)
         time.sleep(model.batch_s + tokens * model.token_s)
-        rows = np.stack([_unit_vector(ids, model.width) for ids in texts])
+        rows = resident.rows(texts)
         bad = tuple(i for i, ids in enumerate(texts) if model.nan_token is not None and model.nan_token in ids)
-        rows[list(bad)] = 0.0
-        return Encoded(batch.batch, rows.tobytes(), model.width, bad, time.perf_counter() - started_s)
+        if resident.task != "tag":
+            rows[list(bad)] = 0.0
+        return Encoded(batch.batch, rows.tobytes(), rows.shape[1], bad, time.perf_counter() - started_s)
+
+
+class _Resident(NamedTuple):
+    model: FakeModel
+    task: str
+
+    def rows(self, texts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+        """Vectors, logits a text, or logits a token: the same tokens always give the same."""
+        if self.task == "embed":
+            return np.stack([_unit_vector(ids, self.model.width) for ids in texts])
+        pieces = texts if self.task == "score" else [ids[at : at + 1] for ids in texts for at in range(len(ids))]
+        return np.stack([4 * _unit_vector(ids, len(self.model.labels)) for ids in pieces])
 
 
 def _model(folder: Path) -> FakeModel:

@@ -1,0 +1,141 @@
+"""What a task asks of a model: its inputs as tokens, and how the model's numbers become the parts of an answer.
+
+An engine knows three things only: vectors of texts ("embed"), logits of texts or pairs ("score"), logits of tokens
+("tag"). What a rerank or an extraction is, is known here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from appliance.errors import InvalidRequest, StartupError
+from appliance.jobs import Classify, Embed, Extract, Job, Labels, Part, Rerank, Rows, Scores, Spans, Task
+from appliance.presets import Facts
+from appliance.workers import outcomes
+from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.wire import Loaded
+
+FLOAT_BYTES = 4
+
+# From the tasks a preset names to the one thing its engine does.
+ENGINE_TASKS = {"embed": "embed", "rerank": "score", "classify": "score", "extract": "tag"}
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A job, read. `answer` gets a float32 buffer per input, the width of a row, and the limit of a part in bytes."""
+
+    inputs: list[Tokens]
+    answer: Callable[[Sequence[memoryview], int, int], list[Part]]
+    is_per_token: bool = False  # an input's buffer has a row per token, not one row
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """How one model reads jobs."""
+
+    tokenizer: Tokenizer
+    facts: Facts
+    card: Loaded
+
+    def read(self, job: Job) -> Reading:
+        """Blocks. Raises InvalidRequest or TooLong, naming the field."""
+        self._check_served(job.task)
+        match job.task:
+            case Embed() as task:
+                return self._embed(task, first_index=job.first_index)
+            case Rerank() as task:
+                return self._rerank(task, first_index=job.first_index)
+            case Classify() as task:
+                return self._classify(task, first_index=job.first_index)
+            case Extract() as task:
+                return self._extract(task, first_index=job.first_index)
+            case _:
+                assert_never(job.task)
+
+    def _check_served(self, task: Task) -> None:
+        kind = kind_of(task)
+        if kind not in self.facts.tasks:
+            served = ", ".join(self.facts.tasks)
+            raise InvalidRequest(f"{self.facts.name} serves {served}, not {kind}; choose another model", param="model")
+
+    def _embed(self, task: Embed, *, first_index: int) -> Reading:
+        if task.width not in {None, self.card.width}:
+            raise InvalidRequest(
+                f"'dimensions' is {task.width}, {self.facts.name} gives {self.card.width}; leave 'dimensions' out",
+                param="dimensions",
+            )
+        prompts = {"query": self.facts.prompts.query, "document": self.facts.prompts.document}
+        prompt = prompts.get(task.intent or "", "")
+        inputs = self.tokenizer.encode(task.inputs, prompt=prompt, truncation=task.truncation, first_index=first_index)
+        return Reading(inputs, rows)
+
+    def _rerank(self, task: Rerank, *, first_index: int) -> Reading:
+        documents: Sequence[str] = task.documents
+        if task.document_tokens_max is not None and task.document_tokens_max < self.tokenizer.tokens_max:
+            documents = self.tokenizer.cut(documents, tokens_max=task.document_tokens_max)
+        pairs = [(task.query, document) for document in documents]
+        return Reading(self.tokenizer.encode_pairs(pairs, first_index=first_index), _relevance)
+
+    def _classify(self, task: Classify, *, first_index: int) -> Reading:
+        inputs = self.tokenizer.encode(task.inputs, truncation=task.truncation, first_index=first_index)
+        activation: outcomes.Activation = "sigmoid" if self.card.activation == "sigmoid" else "softmax"
+
+        def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+            found = outcomes.probabilities(_matrix(buffers, width), activation=activation)
+            return [Labels(self.card.labels, found.astype("<f4").tobytes())]
+
+        return Reading(inputs, answer)
+
+    def _extract(self, task: Extract, *, first_index: int) -> Reading:
+        marked = self.tokenizer.encode_marked(task.inputs, truncation=task.truncation, first_index=first_index)
+
+        def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+            found = [
+                outcomes.spans(
+                    _matrix([buffer], width),
+                    offsets=text.offsets,
+                    words=text.words,
+                    labels=self.card.labels,
+                    wanted=task.labels,
+                    score_min=task.score_min,
+                )
+                for buffer, text in zip(buffers, marked, strict=True)
+            ]
+            return [Spans(tuple(found))]
+
+        return Reading([text.tokens for text in marked], answer, is_per_token=True)
+
+
+def kind_of(task: Task) -> str:
+    """The task's name, as presets list it."""
+    return type(task).__name__.lower()
+
+
+def engine_task(facts: Facts) -> str:
+    """What an engine has to do for the model's tasks. Raises StartupError for tasks that do not go together."""
+    unknown = [task for task in facts.tasks if task not in ENGINE_TASKS]
+    wanted = {ENGINE_TASKS[task] for task in facts.tasks if task in ENGINE_TASKS}
+    if unknown or len(wanted) != 1:
+        raise StartupError(
+            f"tasks of {facts.name} are {list(facts.tasks)}; take one or more of {list(ENGINE_TASKS)} that one engine "
+            "serves: rerank and classify go together, the others stand alone"
+        )
+    return wanted.pop()
+
+
+def rows(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+    """Vectors in parts of a bounded size, one row at least."""
+    data = b"".join(buffers)
+    stride = FLOAT_BYTES * width
+    part_bytes = max(1, bytes_max // stride) * stride
+    return [Rows(data[start : start + part_bytes], width) for start in range(0, len(data), part_bytes)]
+
+
+def _relevance(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+    return [Scores(outcomes.relevance(_matrix(buffers, width)).astype("<f4").tobytes())]
+
+
+def _matrix(buffers: Sequence[memoryview], width: int) -> npt.NDArray[np.float32]:
+    return np.frombuffer(b"".join(buffers), dtype="<f4").reshape(-1, width)
