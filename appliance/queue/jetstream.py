@@ -389,22 +389,32 @@ def _dial_as(settings: NatsSettings, role: Role) -> Dial:
     async def dial(*, timeout_s: float, retry_wait_s: float) -> Connection:
         options = connect_options(settings)
         connection = NatsConnection(role=role, needs_tls="tls" in options)
+        failure: Exception | None = None
+
+        async def note(error: Exception) -> None:
+            nonlocal failure
+            failure = error
+            await _note(error)
+
         try:
             async with asyncio.timeout(timeout_s):
-                await connection.connect(
-                    error_cb=_note,
-                    name=f"appliance {role}",
-                    allow_reconnect=False,
-                    connect_timeout=timeout_s,
-                    reconnect_time_wait=retry_wait_s,
-                    max_reconnect_attempts=-1,
-                    ping_interval=PING_INTERVAL_S,
-                    max_outstanding_pings=PINGS_UNANSWERED_MAX,
-                    pending_size=0,  # while disconnected nothing is buffered, and publishing never waits in nats-py
-                    **options,
-                )
+                with _unswallowed_cancellation():
+                    await connection.connect(
+                        error_cb=note,
+                        name=f"appliance {role}",
+                        allow_reconnect=False,
+                        connect_timeout=timeout_s,
+                        reconnect_time_wait=retry_wait_s,
+                        max_reconnect_attempts=1,  # of each server; 0 and less mean for ever. The link tries again
+                        ping_interval=PING_INTERVAL_S,
+                        max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                        pending_size=0,  # while disconnected nothing is buffered, and publishing never waits in nats-py
+                        **options,
+                    )
         except (TimeoutError, OSError, errors.Error) as error:
-            reason = str(error) or str(connection.last_error or "no answer")
+            # That no server is left, or no time, says less than how the last server failed.
+            says_little = isinstance(error, errors.NoServersError) or not str(error)
+            reason = str((failure if says_little else None) or error) or "no answer"
             await connection.close()
             raise _cannot_connect(settings, reason) from error
         except BaseException:
@@ -413,6 +423,22 @@ def _dial_as(settings: NatsSettings, role: Role) -> Dial:
         return connection
 
     return dial
+
+
+@contextlib.contextmanager
+def _unswallowed_cancellation() -> Iterator[None]:
+    """Raise the cancellation that came in the block and was lost there.
+
+    Python 3.11's `asyncio.wait_for`, which nats-py connects with, drops one that comes as what it waits for ends.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "connecting is done in a task"
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
 
 
 def _cannot_connect(settings: NatsSettings, reason: str) -> ApplianceError:

@@ -1,11 +1,12 @@
 """What only the queue on NATS can get wrong: lost servers, streams, consumers and confirmations."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from appliance.errors import QueueUnavailable, StartupError
-from appliance.queue.jetstream import JetStreamGatewayQueue, JetStreamNodeQueue
+from appliance.queue.jetstream import JetStreamGatewayQueue, JetStreamNodeQueue, NatsConnection
 from appliance.queue.subjects import consumer_name
 from appliance.settings import NatsSettings, QueueSettings
 from tests.contract.queues import (
@@ -200,6 +201,40 @@ async def test_a_server_that_is_not_there_stops_start_up(nats_server: NatsServer
             async with queue:
                 pass
         assert "hidden" not in str(raised.value)
+
+
+@pytest.fixture
+def dialling(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a connection is tried. A cancellation that comes then is lost, as in Python 3.11's `wait_for`."""
+    began = asyncio.Event()
+
+    async def connect(*_: object) -> None:
+        if not began.is_set():
+            began.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(NatsConnection, "_connect_to_server", connect)
+    return began
+
+
+async def test_start_up_is_given_up_in_time_although_its_cancellation_is_lost(dialling: asyncio.Event) -> None:
+    away = NatsSettings(url="nats://127.0.0.1:1", connect_timeout_s=0.3)
+    async with asyncio.timeout(5):
+        with pytest.raises(StartupError, match=r"refused; check nats\.url.*connect_timeout_s"):
+            async with JetStreamGatewayQueue(away, SETTINGS, Gateway()):
+                pass
+    assert dialling.is_set()
+
+
+async def test_connecting_can_be_cancelled_although_its_cancellation_is_lost(dialling: asyncio.Event) -> None:
+    away = JetStreamNodeQueue(NatsSettings(url="nats://127.0.0.1:1", connect_timeout_s=60), SETTINGS)
+    entering = asyncio.create_task(away.__aenter__())
+    await dialling.wait()
+    entering.cancel()
+    await asyncio.wait([entering], timeout=5)
+    assert entering.cancelled()
 
 
 async def test_a_server_that_starts_a_moment_later_is_waited_for(nats_server: NatsServer) -> None:
