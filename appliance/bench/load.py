@@ -12,7 +12,7 @@ from appliance.bench.answers import judge
 from appliance.bench.figures import Figures, Outcome, figures, reasons
 from appliance.bench.http import Address, Connections, Unanswered
 from appliance.bench.schedule import BODIES_MAX, Lengths, embeddings_bodies, poisson_times
-from appliance.bench.server_cpu import ServerCpu, find_server, spent_s
+from appliance.bench.server_cpu import CpuTimes, ServerCpu, find_server, spent_s
 
 SETTLE_TIMEOUT_S = 30.0
 SETTLE_PAUSE_S = 0.1  # after an answer that came at once because the server is overloaded, or away
@@ -169,10 +169,14 @@ class Loader:
         """CPU seconds of this client and of the server within the window; None for a server that is not seen."""
         await asyncio.sleep(-clock())
         ours_s = time.process_time()
-        before = self._cpu.times() if self._cpu else {}
+        before = await self._cpu_times()
         await asyncio.sleep(self._shape.duration_s - clock())
-        after = self._cpu.times() if self._cpu else {}
+        after = await self._cpu_times()
         return time.process_time() - ours_s, spent_s(before, after) if self._cpu else None
+
+    async def _cpu_times(self) -> CpuTimes:
+        # Looking through all processes takes milliseconds, in which no request could be sent.
+        return await asyncio.to_thread(self._cpu.times) if self._cpu else {}
 
     def _requests(self, connections: Connections, *, count: int, seed: int) -> list[bytes]:
         """Made before the step, so that making them costs it nothing."""

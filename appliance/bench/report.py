@@ -58,7 +58,7 @@ def number(value: float | None) -> str:
 
 def _side(side: Side, result: Result, position: int) -> str:
     is_closed = isinstance(result.plan.load, Closed)
-    in_order = sorted(side.steps, key=lambda step: step.asked)
+    in_order = sorted(side.steps, key=lambda step: step.merged.load)
     marked = side.steps[side.knee_step] if side.knee_step is not None else None
     rows = [_row(step, is_closed=is_closed, is_knee=step is marked) for step in in_order]
     title = f"server {position}: {side.base_url}, {side.model}"
