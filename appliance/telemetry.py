@@ -47,7 +47,7 @@ COST_ERROR = Gauge(
     multiprocess_mode="mostrecent",
 )
 GIVEN_BACK_JOBS = Counter("appliance_given_back_jobs_total", "Jobs pulled and given back unstarted", ["model"])
-DEVICE_SECONDS = Counter("appliance_device_seconds_total", "Time a device spent computing", ["model"])
+DEVICE_SECONDS = Counter("appliance_device_seconds_total", "Time a device spent computing", ["model", "device"])
 NODE_SECONDS = Histogram(
     "appliance_node_seconds", "From a job's delivery to its last reply", ["model"], buckets=_SECONDS
 )

@@ -221,7 +221,7 @@ class Device:
             ratio = self._models[model].cost.learn(lengths, measured_s * 1000)
             telemetry.BATCH_RATIO.labels(model).observe(ratio)
             telemetry.BATCHES.labels(model, "done").inc()
-            telemetry.DEVICE_SECONDS.labels(model).inc(measured_s)
+            telemetry.DEVICE_SECONDS.labels(model, self.name).inc(measured_s)
             await self._sink.take(batch, encoded)
         finally:
             self._wake_all()

@@ -64,7 +64,9 @@ class Exchange:
             return True
         speed = sum(1 / self._places[other].slowness for other in others)
         in_hand_s = sum(self._remaining_s(other, now_s) / self._places[other].slowness for other in others)
-        others_finish_s = (in_hand_s + waiting_s) / speed
+        # A batch is not divisible: however many the others are, one of them has to run it.
+        soonest_s = min(self._remaining_s(other, now_s) + self._places[other].slowness * batch_s for other in others)
+        others_finish_s = max((in_hand_s + waiting_s) / speed, soonest_s)
         return self._remaining_s(name, now_s) + self._places[name].slowness * batch_s <= others_finish_s
 
     def _remaining_s(self, name: str, now_s: float) -> float:

@@ -3,6 +3,8 @@
 import heapq
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from appliance.workers.exchange import Exchange
 
@@ -21,6 +23,34 @@ def exchange_of(*names: str, slow: dict[str, float] | None = None) -> Exchange:
 def test_a_lone_device_takes_everything() -> None:
     exchange = exchange_of("a")
     assert exchange.takes("a", batch_s=1.0, waiting_s=1.0, now_s=0.0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_of_idle_devices_any_takes_a_lone_batch(count: int) -> None:
+    names = [str(number) for number in range(count)]
+    exchange = exchange_of(*names)
+
+    assert all(exchange.takes(name, batch_s=1.0, waiting_s=1.0, now_s=0.0) for name in names)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.lists(st.floats(0.001, 5), max_size=3)), min_size=1, max_size=6),
+    st.floats(0.001, 5),
+    st.floats(1, 20),
+)
+def test_whatever_they_are_doing_one_of_them_takes_what_waits(
+    places: list[tuple[float, list[float]]], batch_s: float, backlog: float
+) -> None:
+    names = [str(number) for number in range(len(places))]
+    slow = {name: slowness for name, (slowness, _) in zip(names, places, strict=True)}
+    exchange = exchange_of(*names, slow=slow)
+    for name, (_, running) in zip(names, places, strict=True):
+        for running_s in running:
+            exchange.sent(name, running_s, now_s=0.0)
+
+    waiting_s = batch_s * backlog
+    assert any(exchange.takes(name, batch_s=batch_s, waiting_s=waiting_s, now_s=0.0) for name in names)
 
 
 def test_the_idle_one_of_two_takes_and_the_busy_one_does_not() -> None:
