@@ -11,7 +11,7 @@ from msgspec import Meta
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
-Bytes = Annotated[int, Meta(ge=1024)]
+Bytes = Annotated[int, Meta(ge=1024, le=2**50)]
 
 SHORT_NAMES = {
     "APPLIANCE_PORT": "gateway.port",

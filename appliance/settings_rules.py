@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from appliance.errors import StartupError
 from appliance.settings import ModelSettings, NatsSettings, Settings
@@ -9,10 +10,12 @@ from appliance.settings import ModelSettings, NatsSettings, Settings
 API_KEY_CHARS_MIN = 8
 API_KEY_CHARS_MAX = 512
 MODEL_NAME_CHARS_MAX = 200
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 def check_rules(settings: Settings, origins: Mapping[str, str]) -> None:
     """Raise `StartupError` for the first rule that is broken. `origins` as in `LoadedSettings`."""
+    _check_state_dir(settings.state_dir, origin=origins.get("state_dir", "default"))
     _check_api_keys(settings.gateway.api_keys, origin=origins.get("gateway.api_keys", "default"))
     if not settings.gateway.api_keys and not is_loopback(settings.gateway.host):
         raise StartupError(
@@ -37,6 +40,12 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback
 
 
+def _check_state_dir(folder: str, *, origin: str) -> None:
+    """It is written into the NATS server's configuration, whose format cannot name every path."""
+    if not folder or not folder.isprintable():
+        raise StartupError(f"state_dir ({origin}) is {folder[:80]!r}, it must be a path of printable UTF-8 characters")
+
+
 def _check_api_keys(keys: Sequence[str], *, origin: str) -> None:
     for number, key in enumerate(keys, start=1):
         label = f"gateway.api_keys ({origin}), key {number} of {len(keys)}"
@@ -54,6 +63,12 @@ def _check_api_keys(keys: Sequence[str], *, origin: str) -> None:
 
 
 def _check_nats(nats: NatsSettings) -> None:
+    for url in filter(None, (part.strip() for part in nats.url.split(","))):
+        if not _is_nats_url(url):
+            raise StartupError(
+                "nats.url holds something that is no address; give one or more of the form nats://host:4222, "
+                "comma-separated"  # without the value: it may hold a password
+            )
     for one, other in (("user", "password"), ("tls_cert_file", "tls_key_file")):
         if bool(getattr(nats, one)) != bool(getattr(nats, other)):
             present, absent = (one, other) if getattr(nats, one) else (other, one)
@@ -61,6 +76,15 @@ def _check_nats(nats: NatsSettings) -> None:
     ways = [name for name in ("user", "nkey_seed_file", "credentials_file") if getattr(nats, name)]
     if len(ways) > 1:
         raise StartupError(f"nats.{ways[0]} and nats.{ways[1]} are both set; choose one way to log in")
+
+
+def _is_nats_url(url: str) -> bool:
+    """Of the forms that the client library takes: "host", "host:port", and both with a scheme."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        return parts.scheme in NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or out of range; brackets that do not match
+        return False
 
 
 def _check_models(models: Sequence[ModelSettings]) -> None:

@@ -48,9 +48,13 @@ def run(main: Coroutine[object, object, None]) -> None:
 
 
 def stop_signals() -> asyncio.Event:
-    """An event that SIGTERM or SIGINT sets. Call it on the running loop."""
+    """An event that SIGTERM, SIGINT or a closed terminal sets. Call it on the running loop."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    # Under nohup a closed terminal is to change nothing.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 

@@ -23,6 +23,7 @@ from appliance.cli.children import Child, Part, environment
 from appliance.cli.gateway import catalog_of
 from appliance.cli.startup import config_option, prepare, startup_errors, stop_signals
 from appliance.errors import StartupError
+from appliance.gateway.serve import address_of
 from appliance.queue.server import HOST, free_port, plan_server
 from appliance.settings import NatsSettings, Settings
 from appliance.settings_source import variable_of
@@ -59,6 +60,7 @@ class Appliance:
         self._run_dir = run_dir
         self._metrics_dir = _emptied(run_dir / "metrics")
         self._children: list[Child] = []  # in the order of their start; stopped in the reverse order
+        self._proved = asyncio.Event()
 
     async def run(self) -> None:
         """Until a signal, or a StartupError of a part."""
@@ -74,6 +76,8 @@ class Appliance:
         finally:
             for child in self._children:
                 child.kill()
+            for child in self._children:
+                await child.gone()
         click.echo("stopped")
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
@@ -83,6 +87,7 @@ class Appliance:
             self._launch(group, self._part("gateway", gateway_nats, stop_s=self._settings.gateway.drain_s))
         click.echo(greeting(self._settings, self._catalog))
         await self._ready()
+        self._proved.set()
         click.echo(f"ready: serving {', '.join(entry.id for entry in self._catalog.entries())}")
 
     async def _start_nats(self, group: asyncio.TaskGroup) -> tuple[NatsSettings, NatsSettings]:
@@ -97,12 +102,13 @@ class Appliance:
             port=port,
             connect_timeout_s=nats.connect_timeout_s,
         )
-        self._launch(group, Part("NATS server", plan.argv, environment({}), NATS_STOP_S))
+        # Written before each start: the state directory may have been emptied meanwhile.
+        self._launch(group, Part("NATS server", plan.argv, environment({}), NATS_STOP_S, prepare=plan.write))
         await _listening(port, within_s=NATS_START_S)
         return plan.gateway, plan.node
 
     def _launch(self, group: asyncio.TaskGroup, part: Part) -> None:
-        child = Child(part, metrics_dir=self._metrics_dir)
+        child = Child(part, metrics_dir=self._metrics_dir, proved=self._proved)
         self._children.append(child)
         group.create_task(child.run(), name=part.name)
 
@@ -158,8 +164,8 @@ starting: {len(catalog.models())} model(s) on this machine"""
 
 def check_port(host: str, port: int) -> None:
     """Raises StartupError when the port is taken, before anything is started."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
+    family, address = address_of(host, port)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
@@ -193,8 +199,12 @@ def _own(state_dir: Path) -> Iterator[Path]:
 
 def _emptied(folder: Path) -> Path:
     """The folder, new: the figures of processes that are gone are no longer ours."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise StartupError(f"{folder} cannot be emptied: {error.strerror}; remove it") from error
     return folder
 
 

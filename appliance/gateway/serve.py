@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -52,6 +53,15 @@ async def serve_gateway(
                 await dispatcher.close()
 
 
+def address_of(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """What to bind. Raises StartupError for a host that is none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # the resolver's refusal, and the encoder's before it
+        raise StartupError(f'gateway.host is "{host[:80]}", which is no host of this machine: {error}') from error
+    return family, address  # `Any`: its shape depends on the family
+
+
 def _server(app: object, *, drain_s: float) -> uvicorn.Server:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # litestar's and uvicorn's ASGI types differ in name only
@@ -86,8 +96,8 @@ def _exit_on_signals(server: uvicorn.Server) -> None:
 
 def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
     """A listening socket; a shared one can be opened by several gateway processes of this machine."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    family, address = address_of(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:

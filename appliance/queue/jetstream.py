@@ -339,7 +339,8 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         self._end()
-        with contextlib.suppress(OSError):  # flushing into a broken socket
+        # Flushing into a broken socket; uvloop calls one that it has closed a RuntimeError.
+        with contextlib.suppress(OSError, RuntimeError):
             await super()._close(status, do_cbs)
 
     def _end(self) -> None:

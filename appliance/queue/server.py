@@ -37,38 +37,53 @@ STORE_SLACK_BYTES = 64 * 1024 * 1024  # streams reserve their whole limit, and f
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
-    """How to run the server, and how each role connects to it. `argv` carries no secret."""
+    """How to run the server, and how each role connects to it. `argv` carries no secret; `config` does."""
 
     argv: tuple[str, ...]
     gateway: NatsSettings
     node: NatsSettings
+    config_file: Path
+    config: str
+
+    def write(self) -> None:
+        """Write the configuration (mode 0600). Raises `StartupError` when the folder cannot be written."""
+        folder = self.config_file.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_private(self.config_file, self.config)
+        except OSError as error:
+            raise StartupError(f"state_dir {folder} cannot be written: {error}; choose another") from error
 
 
 def plan_server(*, state_dir: Path, queue: QueueSettings, port: int, connect_timeout_s: float) -> ServerPlan:
-    """Write the configuration (mode 0600) with fresh passwords, and say how to run and reach the server.
+    """A configuration with fresh passwords, and how to run and reach the server. Write it before each start.
 
-    Raises `StartupError` when there is no `nats-server`, or the folder cannot be written.
+    Raises `StartupError` when there is no `nats-server`.
     """
     program = find_server()
     folder = state_dir.absolute()
-    config = folder / CONFIG_FILE
+    config_file = folder / CONFIG_FILE
     passwords: dict[Role, str] = {"gateway": secrets.token_urlsafe(32), "node": secrets.token_urlsafe(32)}
     text = render_config(port=port, store_dir=folder / STORE_FOLDER, queue=queue, passwords=passwords)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_private(config, text)
-    except OSError as error:
-        raise StartupError(f"state_dir {folder} cannot be written: {error}; choose another") from error
 
     def role(name: Role) -> NatsSettings:
         url = f"nats://{HOST}:{port}"
         return NatsSettings(url=url, user=name, password=passwords[name], connect_timeout_s=connect_timeout_s)
 
-    return ServerPlan(argv=(str(program), "-c", str(config)), gateway=role("gateway"), node=role("node"))
+    return ServerPlan(
+        argv=(str(program), "-c", str(config_file)),
+        gateway=role("gateway"),
+        node=role("node"),
+        config_file=config_file,
+        config=text,
+    )
 
 
 def render_config(*, port: int, store_dir: Path, queue: QueueSettings, passwords: dict[Role, str]) -> str:
-    """The server's configuration. It is JSON, which NATS's format contains, so no value can break out of its quotes."""
+    """The server's configuration. It is JSON, which NATS's format contains, so no value can break out of its quotes.
+
+    But for one thing: NATS does not know JSON's `\\u` escapes, so every letter is written as itself.
+    """
     config = {
         "listen": f"{HOST}:{port}",
         "server_name": "appliance",
@@ -90,7 +105,7 @@ def render_config(*, port: int, store_dir: Path, queue: QueueSettings, passwords
             ],
         },
     }
-    return json.dumps(config, indent=2) + "\n"
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def permissions(role: Role) -> dict[str, dict[str, list[str]]]:

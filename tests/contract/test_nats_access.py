@@ -154,7 +154,8 @@ async def test_a_server_without_jetstream_stops_start_up(tmp_path: Path) -> None
 def plan(tmp_path: Path) -> Iterator[ServerPlan]:
     """The embedded server, running as planned."""
     port = free_port()
-    plan = plan_server(state_dir=tmp_path / "state", queue=SETTINGS, port=port, connect_timeout_s=5)
+    plan = plan_server(state_dir=tmp_path / "état 状态", queue=SETTINGS, port=port, connect_timeout_s=5)
+    plan.write()
     process = subprocess.Popen(plan.argv, stderr=subprocess.DEVNULL)
     try:
         asyncio.run(until(lambda: is_listening(port)))

@@ -1,6 +1,7 @@
 """The embedded server's configuration and program; tests/contract/test_nats_access.py runs it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,9 @@ QUEUE = QueueSettings(interactive_bytes_max=1_000_000, bulk_bytes_max=2_000_000,
 
 def plan_in(folder: Path) -> ServerPlan:
     """A plan for a port that nothing uses here."""
-    return plan_server(state_dir=folder, queue=QUEUE, port=4222, connect_timeout_s=5)
+    plan = plan_server(state_dir=folder, queue=QUEUE, port=4222, connect_timeout_s=5)
+    plan.write()
+    return plan
 
 
 def test_the_configuration_is_closed_to_the_outside_and_has_room_for_the_streams(tmp_path: Path) -> None:
@@ -32,6 +35,19 @@ def test_the_configuration_is_closed_to_the_outside_and_has_room_for_the_streams
 def test_no_path_breaks_out_of_its_quotes() -> None:
     text = render_config(port=1, store_dir=Path('/a" } evil { "'), queue=QUEUE, passwords={})
     assert json.loads(text)["jetstream"]["store_dir"] == '/a" } evil { "'
+
+
+def test_a_path_of_any_letters_is_written_as_itself() -> None:
+    # NATS refuses JSON's \u escapes.
+    text = render_config(port=1, store_dir=Path("/home/josé/📁"), queue=QUEUE, passwords={})
+    assert '"/home/josé/📁"' in text
+
+
+def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path) -> None:
+    plan = plan_in(tmp_path / "state")
+    shutil.rmtree(tmp_path / "state")
+    plan.write()
+    assert plan.config_file.read_text() == plan.config
 
 
 def test_each_plan_has_fresh_passwords_and_the_file_stays_private(tmp_path: Path) -> None:

@@ -282,6 +282,30 @@ def test_a_secret_of_the_wrong_type_is_not_shown_anywhere(text: str) -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("folder", ["", "a\0b", "a\nb", "a\udcffb", "a\x07b"])
+def test_a_state_dir_that_nats_cannot_be_told_of_is_refused(folder: str) -> None:
+    assert "state_dir (env APPLIANCE_STATE_DIR)" in refusal(APPLIANCE_STATE_DIR=folder)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [":::", "nats://", "http://u:secret@h", "nats://h:99999", "nats://h:0", "nats://h:x", "http://h", "nats://[::1"],
+)
+def test_a_nats_url_that_is_no_address_is_refused_and_not_shown(url: str) -> None:
+    message = refusal(APPLIANCE_NATS_URL=f"nats://good:4222, {url}")
+    assert "nats.url holds something that is no address" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize("url", ["h", "h:4222", "nats://u:p@h:4222", "tls://[::1]:4222", "nats://a, nats://b:1,"])
+def test_a_nats_url_of_any_usual_form_is_taken(url: str) -> None:
+    assert settings_of("", APPLIANCE_NATS_URL=url).nats.url == url
+
+
+def test_a_limit_that_no_server_can_count_is_refused() -> None:
+    assert "queue.bulk_bytes_max" in refusal(APPLIANCE_QUEUE_BULK_BYTES_MAX=str(2**50 + 1))
+
+
 def test_show_is_toml_with_origins_and_without_secrets() -> None:
     text = """
         [gateway]
