@@ -63,8 +63,8 @@ RESIDENT_BYTES = Gauge(
 
 
 def exposition() -> bytes:
-    """All figures in Prometheus' text format."""
-    if not os.environ.get(MULTIPROCESS_VARIABLE):
+    """All figures in Prometheus' text format; this process' own where the shared files are not there, or gone."""
+    if not os.path.isdir(os.environ.get(MULTIPROCESS_VARIABLE, "")):
         return generate_latest()
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the library leaves it untyped
