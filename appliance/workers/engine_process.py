@@ -292,7 +292,10 @@ class EngineProcess:
         output = self._tasks[0]
         await asyncio.wait({output}, timeout=_EXIT_WAIT_S)  # its last words
         message = f"the engine {self.name} died: {self._cause or _exit_text(self._process.returncode)}"
-        _log.log(logging.ERROR if self._process.returncode or self._cause else logging.INFO, "%s", message)
+        if self._process.returncode or self._cause:
+            _log.error("%s", message)
+        else:  # as it was asked to; whoever still waits for an answer gets the message
+            _log.info("the engine %s has ended", self.name)
         return EngineDied(message, stderr_tail=self._stderr)
 
     async def _follow_output(self, process: asyncio.subprocess.Process) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -83,7 +84,8 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def test_it_loads_encodes_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_it_loads_encodes_and_leaves_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     folder = model_folder(tmp_path / "model")
     async with engine_of(tmp_path) as engine:
         assert list((tmp_path / "s").iterdir()) == []  # the socket's name is gone once it is dialled
@@ -98,6 +100,8 @@ async def test_it_loads_encodes_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert not np.array_equal(rows[0], rows[1])
     assert is_gone(pid)
     assert (await engine.died()).message.endswith("exited with status 0")
+    assert "has ended" in caplog.text
+    assert "died" not in caplog.text
 
 
 async def test_the_process_answers_as_the_engine_in_this_process_does(tmp_path: Path) -> None:
