@@ -446,7 +446,12 @@ def _cannot_connect(settings: NatsSettings, reason: str) -> ApplianceError:
     url = shown_url(settings.url)
     if "authorization violation" in reason.lower():
         return StartupError(f"NATS at {url} refuses our credentials; check nats.user, nats.password or the key file")
-    return QueueUnavailable(f"cannot connect to NATS at {url}: {reason}; check nats.url and that the server runs")
+    advice = "check nats.url and that the server runs"
+    if "certificate_verify_failed" in reason.lower():
+        advice = (
+            "check that nats.tls_ca_file holds the authority that signed the server's certificate, for this host name"
+        )
+    return QueueUnavailable(f"cannot connect to NATS at {url}: {reason}; {advice}")
 
 
 def _check_size(payload: bytes, *, bytes_max: int) -> None:
