@@ -101,7 +101,9 @@ def _texts(value: str | list[str | int | list[int]]) -> tuple[str, ...]:
     if not values:
         raise InvalidRequest("'input' is empty; send at least one text", param="input")
     if not isinstance(values[0], str):
-        raise UnsupportedParameter("'input' holds token ids; send text", param="input")
+        raise UnsupportedParameter(
+            "'input' holds token ids; send text (LangChain: check_embedding_ctx_length=False)", param="input"
+        )
     if len(values) > INPUTS_MAX:
         raise InvalidRequest(f"'input' has {len(values)} texts, the limit is {INPUTS_MAX}; split it", param="input")
     texts: list[str] = []

@@ -128,7 +128,7 @@ def test_digits_without_end_are_refused() -> None:
 
 @pytest.mark.parametrize("tokens", [[1, 2], [[1, 2], [3]], [[]], [1, "a"]])
 def test_token_ids_are_refused_by_name(tokens: object) -> None:
-    with pytest.raises(UnsupportedParameter, match="token ids") as caught:
+    with pytest.raises(UnsupportedParameter, match=r"token ids; send text.*LangChain") as caught:
         decode(body(input=tokens))
     assert caught.value.param == "input"
 
