@@ -21,8 +21,9 @@ dev: $(VENV)/.installed-dev
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; set PYTHON=python3.11 or newer"; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || \
-	  { rm -rf $(VENV); echo "venv is missing; on Debian: apt-get install python3-venv python3-pip"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+	  { echo "venv is missing; on Debian: apt-get install python3-venv python3-pip"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints-cpu.txt
 	@echo "installing (a few minutes the first time) ..."
