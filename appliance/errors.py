@@ -6,7 +6,7 @@
     │   ├── UnsupportedParameter      a known field that changes the answer and is not served
     │   └── TooLong                   more tokens than the model takes
     ├── Unauthorized 401
-    ├── ModelNotFound 404, UnknownPath 404, MethodNotAllowed 405, BodyTooLarge 413
+    ├── ModelNotFound 404, UnknownPath 404, MethodNotAllowed 405, RequestTooSlow 408, BodyTooLarge 413
     ├── Overloaded 503                retryable, with a hint of when
     │   ├── QueueUnavailable          NATS is away
     │   └── ModelLoading              the model is not resident yet
@@ -89,6 +89,13 @@ class UnknownPath(ApplianceError):
 
     code = "unknown_url"
     status = 404
+
+
+class RequestTooSlow(ApplianceError):
+    """The request did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class MethodNotAllowed(ApplianceError):

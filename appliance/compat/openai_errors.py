@@ -37,6 +37,6 @@ def headers(error: ApplianceError) -> list[tuple[bytes, bytes]]:
 
 
 def _type(error: ApplianceError) -> str:
-    if isinstance(error, Unauthorized) or error.status in {400, 404, 405, 413}:
+    if isinstance(error, Unauthorized) or error.status in {400, 404, 405, 408, 413}:
         return "invalid_request_error"
     return "overloaded_error" if error.is_retryable else "server_error"

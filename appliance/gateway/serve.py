@@ -16,12 +16,12 @@ from appliance.errors import StartupError
 from appliance.gateway.app import build_app
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import Canary
+from appliance.gateway.protocol import BoundedProtocol
 from appliance.queue.base import GatewayListener, GatewayQueue
 from appliance.settings import Settings
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than the pools of the SDKs keep a connection idle, so that they never meet a closed one
-HEADER_BYTES_MAX = 64 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _server(app: object, *, drain_s: float) -> uvicorn.Server:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # litestar's and uvicorn's ASGI types differ in name only
         loop="uvloop",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -17,6 +17,7 @@ from appliance.errors import (
     ModelNotFound,
     Overloaded,
     QueueUnavailable,
+    RequestTooSlow,
     Unauthorized,
     UnknownPath,
 )
@@ -30,6 +31,7 @@ from appliance.errors import (
         (ModelNotFound("m", param="model"), "invalid_request_error", "model_not_found"),
         (UnknownPath("m"), "invalid_request_error", "unknown_url"),
         (MethodNotAllowed("m"), "invalid_request_error", "method_not_allowed"),
+        (RequestTooSlow("m"), "invalid_request_error", "request_timeout"),
         (BodyTooLarge("m"), "invalid_request_error", "request_too_large"),
         (Overloaded("m"), "overloaded_error", "overloaded"),
         (QueueUnavailable("m"), "overloaded_error", "queue_unavailable"),
