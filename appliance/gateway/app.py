@@ -16,7 +16,7 @@ from appliance.gateway.embeddings import Embeddings
 from appliance.gateway.endpoints import as_response, get_below, internal_error, route
 from appliance.gateway.front import Front, Keys
 from appliance.gateway.health import Canary, Health
-from appliance.gateway.http import Answer, Request, answer_of
+from appliance.gateway.http import Answer, BodyBudget, Request, answer_of
 from appliance.gateway.models import Models
 from appliance.settings import Settings
 
@@ -45,7 +45,7 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         openapi_config=None,
         logging_config=None,
     )
-    return Front(app, Keys(settings.gateway.api_keys))
+    return Front(app, Keys(settings.gateway.api_keys), BodyBudget(settings.gateway.pending_bytes_max))
 
 
 async def metrics(request: Request) -> Answer:

@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, Unauthorized
-from appliance.gateway.http import answer_of, header
+from appliance.gateway.http import BODIES, BodyBudget, answer_of, header
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -45,9 +45,10 @@ class Keys:
 class Front:
     """The outermost ASGI app."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, bodies: BodyBudget) -> None:
         self._app = app
         self._keys = keys
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == ScopeType.HTTP:
@@ -61,6 +62,7 @@ class Front:
         request_id = _request_id(header(scope, b"x-request-id"))
         started_s = time.perf_counter()
         status = 499
+        scope.setdefault("state", {})[BODIES] = self._bodies
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -81,7 +83,7 @@ class Front:
         except ApplianceError as error:
             await answer_of(error).send(send_with_id)
         finally:
-            endpoint = str(scope.get("state", {}).get("endpoint", "other"))
+            endpoint = str(scope["state"].get("endpoint", "other"))
             telemetry.REQUESTS.labels(endpoint, str(status)).inc()
             telemetry.REQUEST_SECONDS.labels(endpoint).observe(time.perf_counter() - started_s)
 

@@ -7,9 +7,10 @@ import msgspec
 from litestar.types import HTTPScope, Receive, Send
 
 from appliance.compat import openai_errors
-from appliance.errors import ApplianceError, BodyTooLarge, ClientGone
+from appliance.errors import ApplianceError, BodyTooLarge, ClientGone, Overloaded
 
 JSON = b"application/json"
+BODIES = "bodies"  # where the front leaves the `BodyBudget` in a scope's state
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -30,6 +31,26 @@ class Answer(msgspec.Struct, frozen=True):
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class BodyBudget:
+    """The bytes of all bodies that are being read at this moment; bounded."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises Overloaded when that is more than is left."""
+        if self.bytes + size > self._bytes_max:
+            raise Overloaded(
+                f"{self.bytes} B of requests are being read and the gateway takes {self._bytes_max} B; try again later"
+            )
+        self.bytes += size
+
+    def give_back(self, size: int) -> None:
+        """What was taken is held no more, or is somebody else's to count."""
+        self.bytes -= size
 
 
 class Request:
@@ -55,23 +76,32 @@ class Request:
         return header(self.scope, name)
 
     async def body(self, *, bytes_max: int) -> bytes:
-        """The whole body. Raises BodyTooLarge as soon as more than `bytes_max` bytes are announced or have come."""
+        """The whole body.
+
+        Raises BodyTooLarge as soon as more than `bytes_max` bytes are announced or have come, and Overloaded when the
+        bodies of all requests under way are too much.
+        """
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > bytes_max:
             raise _too_large(bytes_max)
+        bodies = cast("BodyBudget", self.scope["state"][BODIES])
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone("the client closed the connection before its request was read")
-            part = cast("bytes", message.get("body", b""))
-            size += len(part)
-            if size > bytes_max:
-                raise _too_large(bytes_max)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone("the client closed the connection before its request was read")
+                part = cast("bytes", message.get("body", b""))
+                if size + len(part) > bytes_max:
+                    raise _too_large(bytes_max)
+                bodies.take(len(part))
+                size += len(part)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            bodies.give_back(size)
 
     async def gone(self) -> None:
         """Return when the client has closed the connection."""

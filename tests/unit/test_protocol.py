@@ -11,12 +11,13 @@ from litestar.types import HTTPRequestEvent, HTTPScope, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from appliance.gateway import protocol
-from appliance.gateway.http import Answer, Request
+from appliance.gateway.http import BODIES, Answer, BodyBudget, Request
 from appliance.gateway.protocol import HEAD_BYTES_MAX, BoundedProtocol
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the request's body; to /gone only when the client is gone."""
+    scope["state"] = {BODIES: BodyBudget(1_000_000)}
     request = Request(cast("HTTPScope", scope), receive)
     body = await request.body(bytes_max=1_000_000)
     if request.path == "/gone":
