@@ -83,6 +83,10 @@ class Catalog:
         """The served models' own names, in order."""
         return tuple(route.name for route in self._routes.values() if not route.is_alias)
 
+    def tasks(self) -> dict[str, tuple[str, ...]]:
+        """The served models' own names, each with what it does."""
+        return {route.name: route.facts.tasks for route in self._routes.values() if not route.is_alias}
+
     def _listed(self) -> str:
         names = list(self._routes)
         more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""

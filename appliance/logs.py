@@ -17,6 +17,8 @@ def configure(*, level: Level, format: Format, part: str) -> None:
     # Libraries speak when something is wrong.
     for name in ("uvicorn", "nats", "httpx", "urllib3", "huggingface_hub", "sentence_transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Its warnings are about its own transports (TLS ends, children of a closed loop): nothing that a reader can act on.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 class _TextLines(logging.Formatter):

@@ -24,6 +24,7 @@ from appliance.tables import check_table, read_toml, shown
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]{0,199}")
 
+TaskName = Literal["embed", "rerank", "classify", "extract"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -46,7 +47,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is true of the model on any hardware. Absent numbers are read from the model's own files at load."""
 
     name: str
-    tasks: tuple[str, ...] = ("embed",)
+    tasks: Annotated[tuple[TaskName, ...], Meta(min_length=1)] = ("embed",)
     revision: str = ""
     licence: str = ""
     width: int | None = None

@@ -8,17 +8,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from appliance import telemetry
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, DeadlinePassed
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.http import Answer, Request
-from appliance.jobs import Embed, Job
+from appliance.jobs import Classify, Embed, Extract, Job, Rerank, Task
 
 CANARY_DEADLINE_S = 10.0
+CANARIES: dict[str, Task] = {
+    "embed": Embed(inputs=("canary",)),
+    "rerank": Rerank(query="canary", documents=("canary",)),
+    "classify": Classify(inputs=("canary",)),
+    "extract": Extract(inputs=("canary",)),
+}
 RETRY_S = 0.2  # until a model has answered for the first time, or while it fails
 WINDOW_INTERVALS = 3  # a proof older than this many canary intervals and one deadline is stale
 
@@ -28,7 +34,8 @@ _log = logging.getLogger(__name__)
 class Canary:
     """Keeps each model's last proof of life."""
 
-    def __init__(self, dispatcher: Dispatcher, models: Sequence[str], *, interval_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, models: Mapping[str, Sequence[str]], *, interval_s: float) -> None:
+        """`models` are the served ones with the tasks of each: the canary is of the first."""
         self._dispatcher = dispatcher
         self._models = models
         self._interval_s = interval_s
@@ -62,7 +69,7 @@ class Canary:
         job = Job(
             id=f"canary-{secrets.token_hex(8)}",
             model=model,
-            task=Embed(inputs=("canary",)),
+            task=CANARIES[self._models[model][0]],
             reply_to=self._dispatcher.reply_to,
             deadline_s=time.time() + CANARY_DEADLINE_S,
         )
@@ -72,7 +79,9 @@ class Canary:
         except ApplianceError as error:
             if self._faults.get(model) != error.code and model in self._proved_s:
                 _log.warning("canary for %s: %s", model, error.message)
-            self._faults[model] = error.code
+            # Until it has answered once, a canary that comes too late says only that the model is not up yet.
+            is_starting = isinstance(error, DeadlinePassed) and model not in self._proved_s
+            self._faults[model] = "starting" if is_starting else error.code
             return False
         telemetry.CANARY_SECONDS.labels(model).set(time.monotonic() - started_s)
         self.prove(model)

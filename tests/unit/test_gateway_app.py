@@ -72,7 +72,7 @@ class Bench:
         self.queue = AnsweringQueue(self.dispatcher)
         self.dispatcher.attach(self.queue)
         catalog = Catalog.of([Facts(MODEL, width=2, tokens_max=64, aliases=("alias",)), Facts("plain")])
-        self.canary = Canary(self.dispatcher, catalog.models(), interval_s=5.0)
+        self.canary = Canary(self.dispatcher, catalog.tasks(), interval_s=5.0)
         gateway = GatewaySettings(api_keys=keys, body_bytes_max=BODY_BYTES_MAX)
         settings = Settings(gateway=gateway, queue=QueueSettings(chunk_inputs_max=3))
         self.app = build_app(settings, catalog=catalog, dispatcher=self.dispatcher, canary=self.canary)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.jobs import Span
 from appliance.workers import outcomes
 
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "MISC")
@@ -89,7 +88,8 @@ def test_a_spans_score_is_the_mean_of_its_words() -> None:
     )
 
     expected = np.mean([np.exp(sure) / (np.exp(sure) + 5) for sure in (2.0, 1.0)])
-    assert span == Span(0, 3, "PER", pytest.approx(expected))
+    assert (span.start, span.end, span.label) == (0, 3, "PER")
+    assert span.score == pytest.approx(expected)
 
 
 numbers = st.lists(st.floats(-1e4, 1e4, width=32), min_size=3, max_size=3)
@@ -107,7 +107,8 @@ def test_probabilities_are_probabilities_at_any_size_of_logit(rows: list[list[fl
     for found in (softmax, sigmoid):
         assert np.isfinite(found).all()
         assert ((found >= 0) & (found <= 1)).all()
-    assert (softmax.argmax(axis=1) == logits.argmax(axis=1)).all()
+    # The order stays; what differs by less than a float can tell may tie.
+    assert (softmax.max(axis=1) == softmax[np.arange(len(rows)), logits.argmax(axis=1)]).all()
 
 
 def test_relevance_is_the_sigmoid_of_one_logit_or_the_last_of_several_labels() -> None:

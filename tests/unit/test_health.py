@@ -1,0 +1,78 @@
+"""Readiness: a canary of the model's own kind really came back, lately."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+
+from appliance.errors import DeadlinePassed, EngineFailed
+from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.health import CANARIES, Canary
+from appliance.jobs import Job, Usage
+from appliance.presets import TaskName
+from tests.node_parts import until
+
+MODELS = {"m": ("rerank", "classify"), "n": ("embed",)}
+
+
+class Answering(Dispatcher):
+    """Answers every canary, or fails it as told."""
+
+    def __init__(self) -> None:
+        super().__init__(pending_requests_max=1, pending_bytes_max=1)
+        self.asked: list[Job] = []
+        self.faults: dict[str, Exception] = {}
+
+    @property
+    def reply_to(self) -> str:
+        return "replies.here"
+
+    async def run(self, jobs: Sequence[Job], *, gone: object = None) -> list[Result]:
+        self.asked += jobs
+        await asyncio.sleep(0)
+        if fault := self.faults.get(jobs[0].model):
+            raise fault
+        return [Result((), Usage(1), ())]
+
+
+def test_there_is_a_canary_for_every_task_a_preset_may_name() -> None:
+    assert set(CANARIES) == set(get_args(TaskName))
+
+
+async def test_each_model_gets_a_canary_of_its_first_task() -> None:
+    dispatcher = Answering()
+    canary = Canary(dispatcher, MODELS, interval_s=60)
+    assert canary.faults() == {"m": "starting", "n": "starting"}
+
+    watching = asyncio.create_task(canary.run())
+    await until(lambda: len(dispatcher.asked) == len(MODELS))
+    await until(lambda: not canary.faults())
+    watching.cancel()
+
+    assert {job.model: job.task for job in dispatcher.asked} == {"m": CANARIES["rerank"], "n": CANARIES["embed"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "word"), [(DeadlinePassed("late"), "starting"), (EngineFailed("x"), "engine_failed")]
+)
+async def test_a_model_that_does_not_answer_says_why(fault: Exception, word: str) -> None:
+    dispatcher = Answering()
+    dispatcher.faults["m"] = fault
+    canary = Canary(dispatcher, MODELS, interval_s=60)
+    watching = asyncio.create_task(canary.run())
+    await until(lambda: list(canary.faults()) == ["m"])
+    watching.cancel()
+
+    assert canary.faults() == {"m": word}
+
+
+async def test_real_traffic_is_proof_until_it_is_old() -> None:
+    canary = Canary(Answering(), MODELS, interval_s=60)
+    canary.prove("m")
+    canary.prove("n")
+    assert canary.faults() == {}
+
+    stale = Canary(Answering(), MODELS, interval_s=-100)  # a window in the past: whatever was proved is too old
+    stale.prove("m")
+    assert stale.faults() == {"m": "stale", "n": "starting"}
