@@ -18,6 +18,7 @@ from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
 from appliance.workers.reading import Reader, Reading
+from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64
 
@@ -45,6 +46,7 @@ class Intake:
         self._deliveries_max = deliveries_max
         self._on_read = on_read
         self._on_round = on_round
+        self._received = Received()
         self._unread: dict[str, int] = dict.fromkeys(readers, 0)
         self._arrived: deque[tuple[str, Delivery]] = deque()
         self._something = asyncio.Event()
@@ -97,12 +99,13 @@ class Intake:
             await bury(delivery, f"not a job: {error}", model=model)
             return None
         opened = self._ledger.open(job, delivery)
+        unfinished = delivery.attempt - 1 - self._received.add(job)  # by nodes that may have died of it
         if delivery.attempt > 1:
             telemetry.REDELIVERED_JOBS.labels(model).inc()
         if job.model != model:
             await self._ledger.bury(opened, f"a job of {job.model} was queued for {model}")
-        elif delivery.attempt > self._deliveries_max:
-            await self._ledger.bury(opened, f"{delivery.attempt - 1} deliveries did not finish it")
+        elif unfinished >= self._deliveries_max:
+            await self._ledger.bury(opened, f"{unfinished} deliveries did not finish it")
         elif not self._ledger.is_wanted(opened):
             await self._ledger.drop_job(opened)
         else:

@@ -116,6 +116,18 @@ async def test_the_last_allowed_delivery_is_served_and_one_more_is_buried() -> N
     assert [failed.code for failed in bench.failures()] == ["undeliverable"]
 
 
+async def test_deliveries_to_a_node_that_stood_still_bury_no_job() -> None:
+    bench = Bench()
+    async with bench.running():
+        late = [bench.deliver(job_of("j"), attempt=attempt) for attempt in range(2, 7)]
+        await bench.until_read()
+        buried = bench.deliver(job_of("j"), attempt=9)
+        await bench.until_read()
+
+    assert [delivery.settlements for delivery in late] == [[]] * 5
+    assert buried.settlements == ["bury: job j: 3 deliveries did not finish it"]
+
+
 @pytest.mark.parametrize("payload", [b"", b"garbage", b"\x80", encode_job(job_of("j"))[:-3]])
 async def test_what_is_no_job_is_buried(payload: bytes) -> None:
     bench = Bench()
