@@ -1,7 +1,7 @@
 """The engine object alone in a process of its own, as a yardstick for the whole appliance on the same machine.
 
-Started by the benchmarks: it loads the default model into an `EncoderEngine`, tokenizes texts beforehand, and then
-obeys lines: `loop SECONDS` encodes batches of the token budget one after the other; `text N` encodes that one text.
+Started by the benchmarks: it loads the default model into an `EncoderEngine` and then obeys lines: `loop SECONDS` takes
+batches of the token budget from texts to vectors, one after the other; `text N` is the bare forward of that one text.
 """
 
 import argparse
@@ -120,43 +120,47 @@ def main() -> None:
     # Before torch is imported, as the engine's host does.
     os.environ.update(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
     from appliance.workers.engines.encoder import EncoderEngine  # noqa: PLC0415
-    from appliance.workers.tokenize import Tokenizer  # noqa: PLC0415
+    from appliance.workers.tokenize import Tokenizer, Tokens  # noqa: PLC0415
     from appliance.workers.wire import Encode, Load  # noqa: PLC0415
 
     folder, tuning = packaged_minilm(), shipped_tuning()
     engine = EncoderEngine()
     engine.load(Load("m", str(folder), tuning.dtype, "cpu", threads))
-    tokens = [(each.ids, each.count) for each in Tokenizer.load(folder).encode(sample_texts(TEXTS))]
+    tokenizer, texts = Tokenizer.load(folder), sample_texts(TEXTS)
+    tokens = tokenizer.encode(texts)
 
-    def encode(batch: Sequence[tuple[bytes, int]]) -> None:
-        engine.encode(Encode(0, "m", b"".join(ids for ids, _ in batch), tuple(count for _, count in batch)))
+    def forward(batch: Sequence[Tokens]) -> None:
+        engine.encode(Encode(0, "m", b"".join(each.ids for each in batch), tuple(each.count for each in batch)))
 
-    batches = _batches(tokens, tuning.batch_tokens_max)
+    batches = _batches(texts, [each.count for each in tokens], tuning.batch_tokens_max)
     turn = itertools.cycle(batches)
     for batch in batches[:2]:
-        encode(batch)
+        forward(tokenizer.encode(batch))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         word, argument = line.split()
-        texts, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
+        done, began_s, cpu_s = 0, time.perf_counter(), time.process_time()
         if word == "text":
-            encode([tokens[int(argument)]])
-            texts = 1
+            forward([tokens[int(argument)]])
+            done = 1
         while word == "loop" and time.perf_counter() - began_s < float(argument):
             batch = next(turn)
-            encode(batch)
-            texts += len(batch)
+            forward(tokenizer.encode(batch))
+            done += len(batch)
         wall_s = time.perf_counter() - began_s
-        print(json.dumps({"texts": texts, "wall_s": wall_s, "cpu_s": time.process_time() - cpu_s}), flush=True)
+        print(json.dumps({"texts": done, "wall_s": wall_s, "cpu_s": time.process_time() - cpu_s}), flush=True)
 
 
-def _batches(tokens: Sequence[tuple[bytes, int]], tokens_max: int) -> list[list[tuple[bytes, int]]]:
+def _batches(texts: Sequence[str], counts: Sequence[int], tokens_max: int) -> list[list[str]]:
     """In the order they came, full by the token budget."""
-    batches: list[list[tuple[bytes, int]]] = [[]]
-    for each in tokens:
-        if batches[-1] and sum(count for _, count in batches[-1]) + each[1] > tokens_max:
+    batches: list[list[str]] = [[]]
+    tokens = 0
+    for text, count in zip(texts, counts, strict=True):
+        if batches[-1] and tokens + count > tokens_max:
             batches.append([])
-        batches[-1].append(each)
+            tokens = 0
+        batches[-1].append(text)
+        tokens += count
     return batches
 
 

@@ -3,9 +3,9 @@
     python -m tests.bench.saturation [--rounds 5] [--round-s 8] [--quick] [--json FILE]
 
 The default model as it ships on this machine, 64 clients with one text a request and 4 clients with 64. The loop is
-the engine object in processes of its own, fed ready-made batches of the same token budget and mix of lengths; of the
-ways to share the cores out (one engine with all, one engine a core) the best counts. Rounds alternate. By the clock the
-client and all of the appliance take their part of the same cores; by CPU time only the appliance is counted.
+the engine object in processes of its own, from texts to vectors in batches of the same token budget and mix of lengths;
+of the ways to share the cores out (one engine with all, one engine a core) the best counts. Rounds alternate. By the
+clock the client and all of the appliance take their part of the same cores; by CPU time only the appliance is counted.
 """
 
 import tempfile
