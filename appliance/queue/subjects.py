@@ -6,6 +6,7 @@ hex). The result is valid as one subject token and inside a consumer name, is in
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Literal
 
 from appliance.jobs import Lane
@@ -33,6 +34,7 @@ def unescape(token: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found.group(1), 16)), token).encode("latin-1").decode()
 
 
+@lru_cache(maxsize=4096)  # asked for with every job, of a few models
 def job_subject(lane: Lane, model: str) -> str:
     """Where the jobs of one model and lane are stored."""
     return f"{JOBS_PREFIX}.{lane}.{escape(model)}"
