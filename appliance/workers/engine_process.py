@@ -179,7 +179,7 @@ class EngineProcess:
             raise EngineRefused(str(exc)) from exc
         waiting = _Waiting(order, timeout_s)
         self._waiting.append(waiting)
-        self._writer.write(frame)
+        self._send(frame)
         if len(self._waiting) == 1:
             self._watch_next()
         try:
@@ -188,6 +188,12 @@ class EngineProcess:
             return await waiting.answer
         finally:
             waiting.answer.cancel()  # of a caller that was cancelled; otherwise it is done
+
+    def _send(self, frame: bytes) -> None:
+        """Buffer it. Where the connection has ended, the reader sees its end too and says what happened."""
+        assert self._writer is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):  # asyncio's word, and uvloop's
+            self._writer.write(frame)
 
     async def _start(self, listener: socket.socket) -> None:
         path = listener.getsockname()
@@ -320,9 +326,7 @@ class EngineProcess:
     async def _stop(self) -> None:
         """Until the process is gone: ask, then terminate. `_end` kills what is left."""
         assert self._process is not None
-        assert self._writer is not None
-        with contextlib.suppress(ConnectionError):
-            self._writer.write(wire.frame(Stop()))
+        self._send(wire.frame(Stop()))
         if await self._exits_within(self._stop_timeout_s):
             return
         _log.warning("engine %s does not stop; it is terminated", self.name)

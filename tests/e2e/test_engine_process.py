@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import uvloop
 
 from appliance.errors import EngineFailed, StartupError
 from appliance.workers import wire
@@ -219,6 +220,22 @@ async def test_a_kill_from_outside_is_seen_even_when_nothing_is_outstanding(tmp_
             death = await engine.died()
 
     assert death.message == "the engine fake-0 died: killed by SIGKILL"
+
+
+def test_a_connection_that_uvloop_has_closed_is_a_death_like_any_other(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+
+    async def lose() -> None:
+        async with engine_of(tmp_path) as engine:
+            await engine.load(load_of(folder))
+            assert engine._writer is not None
+            engine._writer.transport.abort()
+            await asyncio.sleep(0)  # it is closed, and the reader has not seen it
+            with pytest.raises(EngineDied):
+                await engine.encode("m", *packed([1]))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(lose(), DEADLINE_S))
 
 
 async def test_an_engine_that_does_not_answer_is_killed(tmp_path: Path) -> None:
