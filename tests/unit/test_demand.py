@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.queue.demand import SILENCE_MAX_S, Demand
+from appliance.queue.demand import EXPIRES_S, HEARTBEAT_S, SILENCE_MAX_S, Demand
+from appliance.settings import QueueSettings
+
+
+def test_a_node_that_stands_still_gets_no_job_twice() -> None:
+    assert EXPIRES_S < QueueSettings().ack_wait_s
+    assert 2 * HEARTBEAT_S <= EXPIRES_S  # or the server refuses the request
 
 
 def test_the_whole_wish_is_asked_for_once() -> None:
