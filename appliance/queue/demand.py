@@ -1,11 +1,9 @@
 """How many jobs one pull has asked for, as a pure state machine. Jobs are counted; time is passed in, in seconds."""
 
-# A node that stands still goes on being handed jobs until its requests expire. Below the ack wait, each job is handed to
-# it once at most before another node gets it.
+# A node that stands still goes on being handed jobs until its requests expire. Below the ack wait, each job is handed
+# to it once at most before another node gets it.
 EXPIRES_S = 4.0  # how long the server keeps one pull request
-HEARTBEAT_S = (
-    1.5  # at most half of that; how often the server shows that it still keeps it, when there is nothing to deliver
-)
+HEARTBEAT_S = 1.5  # how often the server shows that it still keeps it, when there is nothing to deliver
 SILENCE_MAX_S = 2.5 * HEARTBEAT_S  # after that the server has lost it
 
 
