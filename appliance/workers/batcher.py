@@ -67,6 +67,17 @@ class Batcher(Generic[T]):
         return self._cost_ms
 
     @property
+    def batch_cost_ms(self) -> float:
+        """About what the next batch takes: its share of all that waits, by the bound that it meets first."""
+        budget = self._budget
+        shares = (
+            budget.tokens_max / max(self._tokens, 1),
+            budget.items_max / max(self._items, 1),
+            budget.cost_ms_max / max(self._cost_ms, 1e-9),
+        )
+        return self._cost_ms * min(1.0, *shares)
+
+    @property
     def items_waiting(self) -> int:
         """How many items wait."""
         return self._items

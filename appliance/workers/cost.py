@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from appliance.presets import Coefficients
 
+USUAL_TOKENS = 128  # of a text, where only a batch's tokens are known
 DRIFT_SMOOTHING = 0.05  # weight of the newest batch in the running ratio
 DRIFT_MIN, DRIFT_MAX = 0.001, 1000.0  # wide: costs that were never measured are found by drifting there
 UNKNOWN = Coefficients(batch_ms=1.0, token_ms=0.05, square_ms=0.0, item_ms=0.0)  # until a model is measured
@@ -58,6 +59,12 @@ class CostModel:
     def batch_ms(self, lengths: Sequence[int]) -> float:
         """What a batch of these texts takes."""
         return self._drift * _predicted_ms(self.coefficients, lengths)
+
+    def full_batch_ms(self, tokens: int) -> float:
+        """What a batch of so many tokens takes, in texts of usual length."""
+        found, texts = self.coefficients, tokens / USUAL_TOKENS
+        square_ms = found.square_ms * texts * USUAL_TOKENS**2
+        return self._drift * (found.batch_ms + found.token_ms * tokens + square_ms + found.item_ms * texts)
 
     def learn(self, lengths: Sequence[int], ms: float) -> float:
         """Follow one measured batch; returns measured ÷ predicted as it was before."""

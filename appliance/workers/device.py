@@ -46,7 +46,6 @@ class Served(msgspec.Struct, frozen=True):
     batcher: Batcher[Item]
     cost: CostModel
     batches_ahead: int
-    batch_s_max: float
     handoff_s: float
 
 
@@ -181,8 +180,7 @@ class Device:
         batcher = served.batcher
         if batcher.items_waiting == 0 or self._in_flight >= served.batches_ahead:
             return float("inf")
-        waiting_s = batcher.cost_waiting_ms / 1000
-        batch_s = min(waiting_s, served.batch_s_max)
+        waiting_s, batch_s = batcher.cost_waiting_ms / 1000, batcher.batch_cost_ms / 1000
         if not self._exchange.takes(self.name, batch_s=batch_s, waiting_s=waiting_s, now_s=now_s):
             return float("inf")
         if self._in_flight == 0 or batcher.is_full():

@@ -77,7 +77,10 @@ class Node:
         self._batchers: dict[str, Batcher[Item]] = {
             model.name: Batcher(_budget(model, bulk_share=worker.bulk_share)) for model in models
         }
-        self._backlogs = {model.name: Backlog(limit_ms=_backlog_ms(model) * len(places)) for model in models}
+        self._backlogs = {
+            model.name: Backlog(limit_ms=partial(_backlog_ms, model, self._costs[model.name], len(places)))
+            for model in models
+        }
         exchange = Exchange()
         self._devices = [
             Device(place, models=self._served(place), exchange=exchange, sink=self._ledger) for place in places
@@ -236,7 +239,6 @@ class Node:
                 batcher=self._batchers[name],
                 cost=self._costs[name],
                 batches_ahead=model.preset.tuning.batches_ahead,
-                batch_s_max=model.preset.tuning.batch_ms_max / 1000,
                 handoff_s=model.preset.tuning.handoff_ms / 1000,
             )
             for name, model in self._models.items()
@@ -277,6 +279,8 @@ def _shapes(model: ServedModel) -> list[tuple[int, ...]]:
     )
 
 
-def _backlog_ms(model: ServedModel) -> float:
-    """Work to have at hand for one device."""
-    return model.preset.tuning.backlog_batches * model.preset.tuning.batch_ms_max
+def _backlog_ms(model: ServedModel, cost: CostModel, devices: int) -> float:
+    """Work to have at hand for so many devices."""
+    tuning = model.preset.tuning
+    batch_ms = min(tuning.batch_ms_max, cost.full_batch_ms(tuning.batch_tokens_max))
+    return tuning.backlog_batches * batch_ms * devices

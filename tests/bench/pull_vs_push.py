@@ -224,7 +224,7 @@ class _NodePull:
         self._clock = clock
         self._worker = worker
         self._queue = queue
-        self._backlog = Backlog(limit_ms=tuning.backlog_ms)
+        self._backlog = Backlog(limit_ms=lambda: tuning.backlog_ms)
         self._demand = Demand(now=0.0)
         worker.on_computed = self._computed
 

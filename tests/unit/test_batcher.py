@@ -225,3 +225,11 @@ def test_a_long_text_under_a_constant_stream_of_short_ones_is_served_in_its_turn
             break
     assert long in batch
     assert batches <= 1 + 10 // 4 + 1
+
+
+def test_the_next_batchs_cost_is_its_share_of_what_waits() -> None:
+    assert batcher_of().batch_cost_ms == 0.0
+    assert batcher_of(Piece(3)).batch_cost_ms == pytest.approx(30.0)
+    assert batcher_of(*(Piece(5) for _ in range(20))).batch_cost_ms == pytest.approx(100.0)  # ten tokens of a hundred
+    assert batcher_of(*(Piece(1) for _ in range(40)), tokens_max=99).batch_cost_ms == pytest.approx(40.0)
+    assert batcher_of(*(Piece(5) for _ in range(20)), cost_ms_max=60.0).batch_cost_ms == pytest.approx(60.0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.presets import Coefficients
-from appliance.workers.cost import UNKNOWN, CostModel, Measured, calibration_batches, fit
+from appliance.workers.cost import UNKNOWN, USUAL_TOKENS, CostModel, Measured, calibration_batches, fit
 
 SHAPES = calibration_batches(tokens_max=256, batch_tokens_max=4096, batch_items_max=256)
 coefficients = st.builds(
@@ -84,3 +84,9 @@ def test_calibration_keeps_the_bounds_of_a_batch(tokens_max: int, batch_tokens_m
         assert max(shape) <= tokens_max
         assert len(shape) <= items_max
         assert sum(shape) <= batch_tokens_max or len(shape) == 1
+
+
+def test_a_full_batch_is_one_of_usual_texts() -> None:
+    model = CostModel(Coefficients(batch_ms=2.0, token_ms=0.5, square_ms=0.01, item_ms=1.0))
+
+    assert model.full_batch_ms(4 * USUAL_TOKENS) == pytest.approx(model.batch_ms((USUAL_TOKENS,) * 4))

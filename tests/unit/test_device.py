@@ -63,7 +63,6 @@ class Bench:
             batcher=self.batcher,
             cost=CostModel(Coefficients(1.0, 1.0, 0.0, 0.0)),
             batches_ahead=ahead,
-            batch_s_max=1e6,
             handoff_s=-1e9,  # never early: when a batch leaves is told by the clock's other rules
         )
         place = Place("cpu", "cpu", 1, machine.engine_factory)
