@@ -32,9 +32,10 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
     )
     models = Models(catalog)
     health = Health(canary, catalog.models())
+    hot = [route("/v1/embeddings", "embeddings", {"POST": embeddings.post})]
     app = Litestar(
         route_handlers=[
-            route("/v1/embeddings", "embeddings", {"POST": embeddings.post}),
+            *hot,
             route("/v1/models", "models", {"GET": models.list}),
             get_below("/v1/models", "models", models.get),
             route("/healthz", "healthz", {"GET": health.healthz, "HEAD": health.healthz}),
@@ -45,7 +46,12 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         openapi_config=None,
         logging_config=None,
     )
-    return Front(app, Keys(settings.gateway.api_keys), BodyBudget(settings.gateway.pending_bytes_max))
+    return Front(
+        app,
+        Keys(settings.gateway.api_keys),
+        BodyBudget(settings.gateway.pending_bytes_max),
+        direct={path: handler.fn for handler in hot for path in handler.paths},
+    )
 
 
 async def metrics(request: Request) -> Answer:

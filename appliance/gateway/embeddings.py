@@ -1,5 +1,6 @@
 """`POST /v1/embeddings`: one request becomes a few jobs, their rows become one answer."""
 
+import itertools
 import re
 import secrets
 import time
@@ -36,6 +37,8 @@ class Embeddings:
         self._canary = canary
         self._gateway = gateway
         self._queue = queue
+        self._prefix = secrets.token_hex(8)  # of this process: with it a count makes ids that no other gateway makes
+        self._calls = itertools.count()
 
     async def post(self, request: Request) -> Answer:
         """Raises an ApplianceError for every refusal."""
@@ -48,7 +51,7 @@ class Embeddings:
         return self._answer(call, results, model=model)
 
     def _jobs(self, call: openai_embeddings.EmbeddingsCall, *, model: str, request: Request) -> list[Job]:
-        call_id = secrets.token_hex(12)
+        call_id = f"{self._prefix}-{next(self._calls)}"
         deadline_s = time.time() + deadline_after_s(request, timeout_s_max=self._gateway.request_timeout_s)
         spans = chunks(
             call.inputs,
@@ -77,7 +80,8 @@ class Embeddings:
         tokens = sum(result.usage.input_tokens for result in results)
         truncated = [index for result in results for index in result.truncated]
         telemetry.INPUT_TOKENS.labels(model).inc(tokens)
-        telemetry.TRUNCATED_INPUTS.labels(model).inc(len(truncated))
+        if truncated:
+            telemetry.TRUNCATED_INPUTS.labels(model).inc(len(truncated))
         buffers = [memoryview(part.data) for part in rows]
         body = openai_embeddings.encode(call, buffers, width=width, input_tokens=tokens)
         return Answer(body, headers=_notes(call.ignored, truncated))

@@ -8,7 +8,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -45,8 +45,10 @@ class Keys:
 class Front:
     """The outermost ASGI app."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, bodies: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, bodies: BodyBudget, *, direct: Mapping[str, ASGIApp]) -> None:
+        """`direct` paths go straight to their handler: routing would cost such a request a sixth of its CPU."""
         self._app = app
+        self._direct = direct
         self._keys = keys
         self._bodies = bodies
 
@@ -79,7 +81,8 @@ class Front:
         try:
             if scope["path"] not in OPEN_PATHS:
                 self._keys.check(header(scope, b"authorization"))
-            await self._app(scope, receive, send_with_id)
+            app = self._direct.get(scope["path"], self._app)
+            await app(scope, receive, send_with_id)
         except ApplianceError as error:
             await answer_of(error).send(send_with_id)
         finally:
