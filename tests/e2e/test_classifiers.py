@@ -146,7 +146,7 @@ def test_the_second_text_matters_to_a_model_that_is_told_of_it(tmp_path: Path) -
     told = score(engine, tokens)
     untold = engine.encode(Encode(1, "m", tokens[0].ids, (tokens[0].count,)))
 
-    assert abs(float(told[0, 0] - rows_of(untold)[0, 0])) > 0.01
+    assert abs(float(told[0, 0] - rows_of(untold)[0, 0])) > 1e-4  # the weights are random: how much is chance
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -54,3 +54,15 @@ def test_rows_that_are_not_finite_or_zero_are_named_and_blanked() -> None:
 
     assert bad == (1, 2, 3)
     np.testing.assert_array_equal(unit, [[1, 0], [0, 0], [0, 0], [0, 0], [0, 1]])
+
+
+def test_batches_share_few_sizes_and_little_is_spare() -> None:
+    torch = pytest.importorskip("torch")
+    assert torch
+    from appliance.workers.engines.packed.pack import shared_size  # noqa: PLC0415  # needs torch
+
+    sizes = {shared_size(rows) for rows in range(1, 4097)}
+
+    assert len(sizes) <= 100
+    for rows in range(1, 10_000):
+        assert rows <= shared_size(rows) <= rows + max(15, rows / 8)

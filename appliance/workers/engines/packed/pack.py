@@ -1,11 +1,15 @@
 """A batch laid end to end."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+# Up to so many rows, sizes are multiples of this: at most a sixteenth is spare beyond the first few texts.
+_SIZE_MULTIPLES: Final = ((256, 16), (1024, 32), (4096, 64), (math.inf, 256))
 
 
 class Segment(NamedTuple):
@@ -18,7 +22,8 @@ class Segment(NamedTuple):
 class Pack(NamedTuple):
     """The tokens of all texts, in order, and `rows - tokens` spare rows that belong to none.
 
-    The spare rows let a text's keys be read in whole multiples (see masks.py) past the end of the last text.
+    The spare rows let a text's keys be read in whole multiples (see masks.py) past the end of the last text, and keep
+    the number of different sizes small (`shared_size`).
     """
 
     ids: torch.Tensor  # int32 [rows]
@@ -47,6 +52,8 @@ def pack(
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
     tokens = sum(lengths)
     rows = max(start + rounded_up(length, keys_multiple) for start, length in zip(starts, lengths, strict=True))
+    if device == "cpu":
+        rows = shared_size(rows)
     ids = np.zeros(rows, dtype=np.int32)
     np.concatenate(texts, out=ids[:tokens])
     positions = np.zeros(rows, dtype=np.int32)
@@ -64,6 +71,16 @@ def pack(
         rows,
         None if types is None else torch.from_numpy(types).to(device),
     )
+
+
+def shared_size(rows: int) -> int:
+    """`rows`, or a little more: a size that many batches share.
+
+    oneDNN generates a kernel for each size of a matrix product and keeps about a thousand. Were every batch of a size
+    of its own, generating would take up to a fifth of the time, and MiniLM's kernels alone over a gigabyte.
+    """
+    multiple = next(multiple for limit, multiple in _SIZE_MULTIPLES if rows <= limit)
+    return rounded_up(rows, multiple)
 
 
 def rounded_up(count: int, multiple: int) -> int:
