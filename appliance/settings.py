@@ -67,7 +67,6 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node and its engine processes."""
 
-    name: str = ""  # default: the host name
     device: str = "auto"  # "auto", "cpu", "cuda:0"
     engine: Literal["encoder", "fake"] = "encoder"  # "fake" computes without a model: for tests and load studies
     engine_threads: Annotated[int, Meta(ge=0, le=256)] = 0  # of one engine on a CPU; 0: as the preset says
