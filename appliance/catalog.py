@@ -1,14 +1,28 @@
 """The catalog: which public names are served, and by which model. Pure, and built without any model's files."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, cast, get_args
 
 from appliance.errors import ModelNotFound, StartupError
+from appliance.jobs import Intent
 from appliance.presets import Facts
+from appliance.settings import AliasSettings
 from appliance.tables import did_you_mean, shown
 
 NAMES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How one public name is served, where the client's request leaves it open; see `AliasSettings`."""
+
+    intent: Intent | None = None
+    width: int | None = None
+    pad_to: int | None = None
+    too_long: Literal["truncate", "error", "chunk_mean"] = "truncate"
+    has_native_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -17,6 +31,7 @@ class Route:
 
     name: str  # what the client asked for
     facts: Facts  # the model that answers
+    policy: Policy = Policy()
 
     @property
     def model(self) -> str:
@@ -48,9 +63,10 @@ class Catalog:
         self._routes = MappingProxyType(dict(routes))
 
     @classmethod
-    def of(cls, models: Iterable[Facts]) -> "Catalog":
-        """Raises `StartupError` where two models claim one public name."""
+    def of(cls, models: Iterable[Facts], aliases: Iterable[AliasSettings] = ()) -> "Catalog":
+        """Raises `StartupError` where two models claim one public name, or an alias' policy does not fit its model."""
         routes: dict[str, Route] = {}
+        models = list(models)
         for facts in models:
             # An alias that repeats the model's own name, or itself, changes nothing.
             for name in dict.fromkeys((facts.name, *facts.aliases)):
@@ -62,12 +78,22 @@ class Catalog:
                 if not name:
                     raise StartupError(f'"{facts.name}" has an empty alias; remove it from `aliases`')
                 routes[name] = Route(name, facts)
+        by_name = {facts.name: facts for facts in models}
+        for alias in aliases:
+            routes[alias.name] = _aliased(alias, by_name, routes)
         return cls(routes)
 
     def resolve(self, name: str) -> Route:
-        """The route of a public name, matched exactly. Raises `ModelNotFound` that says what is served."""
+        """The route of a public name, matched exactly; raises `ModelNotFound` that says what is served.
+
+        "name@query" and "name@document" are "name" for that intent, unless they are names of their own.
+        """
         route = self._routes.get(name)
         if route is None:
+            base, _, intent = name.rpartition("@")
+            if base in self._routes and intent in get_args(Intent):
+                bare = self._routes[base]
+                return replace(bare, name=name, policy=replace(bare.policy, intent=cast("Intent", intent)))
             raise ModelNotFound(
                 f"the model {shown(name)} is not served here{did_you_mean(name, self._routes)}; "
                 f"served: {self._listed()}",
@@ -91,6 +117,34 @@ class Catalog:
         names = list(self._routes)
         more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
         return ", ".join(names[:NAMES_SHOWN_MAX]) + more
+
+
+def _aliased(alias: AliasSettings, models: Mapping[str, Facts], routes: Mapping[str, Route]) -> Route:
+    """The route of an alias with a policy. A name that a preset gave to the same model is taken over."""
+    facts = models.get(alias.model)
+    if facts is None:
+        raise StartupError(
+            f'aliases "{alias.name}": model {shown(alias.model)} is not served{did_you_mean(alias.model, models)}; '
+            "name one of [[models]]"
+        )
+    if not alias.name:
+        raise StartupError(f'an alias of "{alias.model}" has an empty name')
+    if alias.name in routes and routes[alias.name].model != alias.model:
+        raise StartupError(
+            f'"{routes[alias.name].model}" and the alias of "{alias.model}" both claim the public name "{alias.name}"; '
+            "set `aliases` in the [[models]] table of the former"
+        )
+    widest = alias.width or facts.width
+    if alias.pad_to is not None and widest is not None and alias.pad_to < widest:
+        raise StartupError(f'aliases "{alias.name}": pad_to is {alias.pad_to}, less than the {widest} of the vectors')
+    policy = Policy(
+        intent=alias.intent or None,
+        width=alias.width,
+        pad_to=alias.pad_to,
+        too_long=alias.too_long,
+        has_native_ids=alias.integers == "native",
+    )
+    return Route(alias.name, facts, policy)
 
 
 def _entry(route: Route) -> Entry:

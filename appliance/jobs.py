@@ -14,16 +14,22 @@ from appliance.errors import ApplianceError
 
 Lane = Literal["interactive", "bulk"]
 Intent = Literal["query", "document"]
-Truncation = Literal["end", "start", "none"]
+# What to do with an input over the model's length: cut its end or its start, refuse it, or take the mean of the vectors
+# of its pieces, weighted by their lengths.
+Truncation = Literal["end", "start", "none", "chunk_mean"]
+Output = Literal["dense", "sparse", "multivector"]
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
-    """Turn each input into one vector."""
+    """Turn each input into one vector, or into the other things that `outputs` names."""
 
     inputs: tuple[str, ...]
     intent: Intent | None = None  # which of the model's prompts to prepend; None is the model's default
-    width: int | None = None  # dimensions asked for; None is the model's own
-    truncation: Truncation = "end"  # what to do with an input over the model's length; "none" refuses it
+    width: int | None = None  # of the dense vector: cut and normalized again; None is the model's own
+    truncation: Truncation = "end"
+    outputs: tuple[Output, ...] = ("dense",)  # none twice
+    tokens_max: int | None = None  # cut each input to so many tokens; None is the model's length
+    ids: tuple[bytes, ...] = ()  # instead of `inputs`: the model's own token ids, int32 little-endian
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank", omit_defaults=True):
@@ -50,8 +56,20 @@ class Extract(msgspec.Struct, frozen=True, tag="extract", omit_defaults=True):
     truncation: Truncation = "end"
 
 
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Cut one text into the model's tokens, without special ones."""
+
+    text: str
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    """The text of the model's token ids."""
+
+    ids: tuple[int, ...]
+
+
 # Generate and Parked join this union with the endpoints that need them.
-Task = Embed | Rerank | Classify | Extract
+Task = Embed | Rerank | Classify | Extract | Tokenize | Detokenize
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,6 +102,26 @@ class Rows(msgspec.Struct, frozen=True, tag="rows"):
     width: int
 
 
+class TokenRows(msgspec.Struct, frozen=True, tag="token_rows"):
+    """A "multivector" of each of consecutive inputs: one unit vector a token, float32 little-endian."""
+
+    inputs: tuple[bytes, ...]
+    width: int
+
+
+class SparseRow(msgspec.Struct, frozen=True, array_like=True):
+    """The non-zero weights of one text: vocabulary ids, ascending, as int32, and as many float32, little-endian."""
+
+    indices: bytes
+    values: bytes
+
+
+class SparseRows(msgspec.Struct, frozen=True, tag="sparse_rows"):
+    """The sparse vectors of consecutive inputs, which may be empty."""
+
+    inputs: tuple[SparseRow, ...]
+
+
 class Scores(msgspec.Struct, frozen=True, tag="scores"):
     """The relevance of consecutive documents of one `Rerank`, each in [0, 1]: float32 little-endian, 4 bytes each."""
 
@@ -112,11 +150,25 @@ class Spans(msgspec.Struct, frozen=True, tag="spans"):
     inputs: tuple[tuple[Span, ...], ...]
 
 
+class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
+    """The tokens of a `Tokenize`: their ids, and each as text."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """The text of a `Detokenize`."""
+
+    text: str
+
+
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     """The job is complete; every part of its answer has been sent."""
 
     usage: Usage = Usage()
     truncated: tuple[int, ...] = ()  # indices (of the client's request) of inputs that were cut
+    space: str = ""  # of an `Embed`: what vectors must share to be compared, see `workers/reading.py`
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
@@ -137,7 +189,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
         return ApplianceError.restore(self.code, self.message, param=self.param, retry_after_s=self.retry_after_s)
 
 
-Part = Rows | Scores | Labels | Spans  # of an answer
+Part = Rows | TokenRows | SparseRows | Scores | Labels | Spans | Tokenized | Text  # of an answer
 Event = Part | Done | Failed
 
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from appliance.errors import StartupError
+from appliance.jobs import Output
 from appliance.settings import ModelSettings
 from appliance.tables import check_table, read_toml, shown
 
@@ -53,8 +54,13 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int | None = None
     tokens_max: int | None = None
     pooling: str = ""
+    outputs: Annotated[tuple[Output, ...], Meta(min_length=1)] = (
+        "dense",
+    )  # of a model that embeds; the first by default
+    matryoshka_widths: tuple[Annotated[int, Meta(ge=1)], ...] = ()  # trained to be cut to these; (): must not be cut
+    rerank_by: Literal["", "similarity", "maxsim"] = ""  # how a model that embeds also reranks
     aliases: tuple[str, ...] = ()
-    prompts: Prompts = Prompts()
+    prompts: Prompts | None = None  # None: those in the model's own files
     package: Package | None = None
     sha256: dict[str, str] = {}  # relative file name → hex digest; checked before anything is loaded
 

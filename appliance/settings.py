@@ -92,6 +92,21 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuning: dict[str, Any] = {}  # overrides of <class>.toml, same keys
 
 
+class AliasSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One more public name of a served model, with a policy of its own.
+
+    `name` may be the model's own: the policy is then that of the model's name.
+    """
+
+    name: str
+    model: str
+    intent: Literal["", "query", "document"] = ""  # for clients that cannot say which; a client that can wins
+    width: Annotated[int, Meta(ge=1, le=65_536)] | None = None  # Matryoshka cut; None: the model's own
+    pad_to: Annotated[int, Meta(ge=1, le=65_536)] | None = None  # zeros up to this width: cosine, dot and L2 stay
+    too_long: Literal["truncate", "error", "chunk_mean"] = "truncate"
+    integers: Literal["openai", "native"] = "openai"  # what token ids as inputs are: cl100k/o200k, or the model's own
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -104,3 +119,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: QueueSettings = QueueSettings()
     worker: WorkerSettings = WorkerSettings()
     models: tuple[ModelSettings, ...] = (ModelSettings(name="sentence-transformers/all-MiniLM-L6-v2"),)
+    aliases: tuple[AliasSettings, ...] = ()

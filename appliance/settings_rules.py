@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from appliance.errors import StartupError
-from appliance.settings import ModelSettings, NatsSettings, Settings
+from appliance.settings import AliasSettings, ModelSettings, NatsSettings, Settings
 
 API_KEY_CHARS_MIN = 8
 API_KEY_CHARS_MAX = 512
@@ -24,6 +24,7 @@ def check_rules(settings: Settings, origins: Mapping[str, str]) -> None:
         )
     _check_nats(settings.nats)
     _check_models(settings.models)
+    _check_aliases(settings.aliases)
 
 
 def is_loopback(host: str) -> bool:
@@ -102,3 +103,12 @@ def _check_models(models: Sequence[ModelSettings]) -> None:
             raise StartupError(
                 f'models holds "{name}" {names.count(name)} times; keep one [[models]] table of that name'
             )
+
+
+def _check_aliases(aliases: Sequence[AliasSettings]) -> None:
+    names = [alias.name for alias in aliases]
+    for alias in aliases:
+        if names.count(alias.name) > 1:
+            raise StartupError(f'aliases names "{alias.name}" twice; keep one of them')
+        if alias.width is not None and alias.pad_to is not None and alias.pad_to < alias.width:
+            raise StartupError(f'aliases "{alias.name}": pad_to is {alias.pad_to}, less than its width {alias.width}')

@@ -11,11 +11,12 @@ import msgspec
 import tomlkit
 from tomlkit.items import Item, Table
 
-from appliance.settings import SECRET_FIELDS, SHORT_NAMES, ModelSettings, Settings
+from appliance.settings import SECRET_FIELDS, SHORT_NAMES, Settings
 from appliance.settings_source import setting_types, variable_of
 from appliance.tables import allowed
 
 MASK = "***"
+TABLES = ("models", "aliases")  # settings that are lists of tables
 _USERINFO = re.compile(r"(?<=//)[^/]*@")
 
 
@@ -25,16 +26,19 @@ def show(settings: Settings, *, origins: Mapping[str, str] | None = None) -> str
     sections: dict[str, Table] = {}
     for name in setting_types():
         section, _, field = name.rpartition(".")
-        if name == "models":
+        if name in TABLES:
             continue
         target: Any = sections.setdefault(section, tomlkit.table()) if section else document
         target.add(field, _commented(_masked(name, _value(settings, name)), name, origins))
     for section, table in sections.items():
         document.add(section, table)
-    models = tomlkit.aot()
-    for model in settings.models:
-        models.append(_model_table(model))
-    document.add("models", models)
+    for name in TABLES:
+        rows = getattr(settings, name)
+        if rows:
+            tables = tomlkit.aot()
+            for row in rows:
+                tables.append(_row_table(row))
+            document.add(name, tables)
     text = tomlkit.dumps(document)
     return text if origins is None else f"# models: {origins.get('models', 'default')}\n{text}"
 
@@ -46,9 +50,7 @@ def reference() -> str:
     lines = []
     for name, kind in setting_types().items():
         variables = " or ".join(filter(None, [short.get(name, ""), variable_of(name)]))
-        default = (
-            "see `appliance config show`" if name == "models" else tomlkit.item(_value(defaults, name)).as_string()
-        )
+        default = "see `appliance config show`" if name in TABLES else tomlkit.item(_value(defaults, name)).as_string()
         lines.append(f"{name}\n    {variables}: {allowed(kind)}; default {default}")
     return "\n".join(lines)
 
@@ -80,9 +82,9 @@ def _commented(value: Any, name: str, origins: Mapping[str, str] | None) -> Item
     return item
 
 
-def _model_table(model: ModelSettings) -> Table:
+def _row_table(row: msgspec.Struct) -> Table:
     table = tomlkit.table()
-    for field, value in msgspec.to_builtins(model).items():
+    for field, value in msgspec.to_builtins(row).items():
         if value not in ("", None, {}):
             table.add(field, list(value) if isinstance(value, tuple) else value)
     return table

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from appliance.errors import StartupError
-from appliance.settings import SECRET_FIELDS, SHORT_NAMES, ModelSettings, Settings
+from appliance.settings import SECRET_FIELDS, SHORT_NAMES, AliasSettings, ModelSettings, Settings
 from appliance.settings_rules import check_rules
 from appliance.tables import allowed, check_table, convert, did_you_mean, item_of, read_toml, struct_of
 
@@ -128,6 +128,8 @@ def _parsed(name: str, variable: str, text: str) -> Any:
     label, is_secret = f"{name} (from {variable})", name in SECRET_FIELDS
     if name == "models":
         return tuple(ModelSettings(name=part) for part in _split(text))
+    if name == "aliases":
+        return tuple(_alias(part, label) for part in _split(text))
     if item_of(kind) is not None:
         return convert(_split(text), kind, name=label, is_secret=is_secret)
     if kind is str:
@@ -137,6 +139,15 @@ def _parsed(name: str, variable: str, text: str) -> Any:
             f"{label} is {text!r}, it must be {allowed(kind)}. {_KUBERNETES_CURE}, or set {variable_of(name)}"
         )
     return convert(text.strip(), kind, name=label, is_secret=is_secret, is_text=True)
+
+
+def _alias(text: str, label: str) -> AliasSettings:
+    name, equals, model = text.partition("=")
+    if not (equals and name and model):
+        raise StartupError(
+            f"{label} holds {text!r}, which is not of the form alias=model; policies need appliance.toml"
+        )
+    return AliasSettings(name=name.strip(), model=model.strip())
 
 
 def _split(text: str) -> list[str]:

@@ -32,7 +32,7 @@ def gateway_command(config_file: Path | None) -> None:
 def catalog_of(settings: Settings) -> Catalog:
     """The public names of the configured models. Reads presets, no model files."""
     directories = presets_dirs(settings.presets_dir)
-    return Catalog.of(load_facts(model, presets_dirs=directories) for model in settings.models)
+    return Catalog.of((load_facts(model, presets_dirs=directories) for model in settings.models), settings.aliases)
 
 
 def require_nats(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Decoding a client's JSON body: strict first, and every fault told in the client's own field names.
+"""Decoding a client's body: strict first, and every fault told in the client's own field names.
 
 A body is decoded with a decoder that refuses unknown fields, since most bodies have none and that costs one pass. Only
 when it refuses one does a second, lenient pass run, and the unknown names are reported for `x-appliance-ignored`.
@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from appliance.compat.formats import Format
 from appliance.errors import InvalidRequest, MalformedBody
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -16,7 +17,19 @@ S = TypeVar("S", bound=msgspec.Struct)
 IGNORED_NAMES_MAX = 20
 _LOCATED = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
-_keys_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# One decoder a form.
+_Decoders = dict[Format, msgspec.json.Decoder[S] | msgspec.msgpack.Decoder[S]]
+
+
+def _decoders(kind: type[S]) -> _Decoders[S]:
+    return {"json": msgspec.json.Decoder(kind), "msgpack": msgspec.msgpack.Decoder(kind)}
+
+
+_RawFields = dict[str, msgspec.Raw]
+_keys: dict[Format, msgspec.json.Decoder[_RawFields] | msgspec.msgpack.Decoder[_RawFields]] = {
+    "json": msgspec.json.Decoder(_RawFields),
+    "msgpack": msgspec.msgpack.Decoder(_RawFields),
+}
 
 
 class BodyDecoder(Generic[S]):
@@ -24,33 +37,34 @@ class BodyDecoder(Generic[S]):
 
     def __init__(self, strict: type[S]) -> None:
         assert strict.__struct_config__.forbid_unknown_fields, "the strict struct must forbid unknown fields"
-        self._strict = msgspec.json.Decoder(strict)
         lenient = msgspec.defstruct(strict.__name__, [], bases=(strict,), frozen=True, forbid_unknown_fields=False)
-        self._lenient: msgspec.json.Decoder[S] = msgspec.json.Decoder(cast("type[S]", lenient))
+        self._strict: _Decoders[S] = _decoders(strict)
+        self._lenient: _Decoders[S] = _decoders(cast("type[S]", lenient))
         self._known = {field.encode_name for field in msgspec.structs.fields(strict)}
 
-    def decode(self, body: bytes) -> tuple[S, tuple[str, ...]]:
+    def decode(self, body: bytes, form: Format = "json") -> tuple[S, tuple[str, ...]]:
         """The body and the names of the fields that were ignored.
 
-        Raises MalformedBody (not JSON, not an object) or InvalidRequest (a field of the wrong type; `param` names it).
+        Raises MalformedBody (not of this form, not an object) or InvalidRequest (a field of the wrong type; `param`
+        names it).
         """
         try:
-            return self._strict.decode(body), ()
+            return self._strict[form].decode(body), ()
         except msgspec.ValidationError as error:
             if "unknown field" not in str(error):
                 raise _explained(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _malformed(body, error) from error
-        return self._decode_with_unknown(body)
+            raise _malformed(body, error, form) from error
+        return self._decode_with_unknown(body, form)
 
-    def _decode_with_unknown(self, body: bytes) -> tuple[S, tuple[str, ...]]:
+    def _decode_with_unknown(self, body: bytes, form: Format) -> tuple[S, tuple[str, ...]]:
         try:
-            call = self._lenient.decode(body)
+            call = self._lenient[form].decode(body)
         except msgspec.ValidationError as error:
             raise _explained(error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _malformed(body, error) from error
-        unknown = [name for name in _keys_decoder.decode(body) if name not in self._known]
+            raise _malformed(body, error, form) from error
+        unknown = [name for name in _keys[form].decode(body) if name not in self._known]
         return call, tuple(unknown[:IGNORED_NAMES_MAX])
 
 
@@ -64,12 +78,12 @@ def _explained(error: msgspec.ValidationError) -> InvalidRequest:
         return InvalidRequest(f"missing required field '{field}'", param=field)
     what = what.replace("`", "'")
     if not path:
-        return MalformedBody(f"the request body must be a JSON object: {what[:1].lower()}{what[1:]}")
+        return MalformedBody(f"the request body must be an object: {what[:1].lower()}{what[1:]}")
     return InvalidRequest(f"'{path}': {what[:1].lower()}{what[1:]}", param=path)
 
 
-def _malformed(body: bytes, error: Exception) -> MalformedBody:
+def _malformed(body: bytes, error: Exception, form: Format) -> MalformedBody:
     if not body.strip():
         return MalformedBody("the request body is empty; send a JSON object")
     reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return MalformedBody(f"the request body is not valid JSON: {reason}")
+    return MalformedBody(f"the request body is not valid {'JSON' if form == 'json' else 'msgpack'}: {reason}")

@@ -12,7 +12,9 @@ INPUT_OVERHEAD_BYTES = 5
 JOB_OVERHEAD_BYTES = 1024
 
 
-def chunks(inputs: Sequence[str], *, bytes_max: int, inputs_max: int, payload_bytes_max: int) -> Iterator[range]:
+def chunks(
+    inputs: Sequence[str | bytes], *, bytes_max: int, inputs_max: int, payload_bytes_max: int
+) -> Iterator[range]:
     """Yield consecutive index ranges, each of at most `inputs_max` inputs and, if it has several, `bytes_max` bytes.
 
     A single input may exceed `bytes_max`, never the server's `payload_bytes_max`: that raises BodyTooLarge naming it.
@@ -35,5 +37,6 @@ def chunks(inputs: Sequence[str], *, bytes_max: int, inputs_max: int, payload_by
         yield range(first, len(inputs))
 
 
-def _size_bytes(text: str) -> int:
-    return INPUT_OVERHEAD_BYTES + (len(text) if text.isascii() else len(text.encode()))
+def _size_bytes(item: str | bytes) -> int:
+    size = len(item) if isinstance(item, bytes) or item.isascii() else len(item.encode())
+    return INPUT_OVERHEAD_BYTES + size

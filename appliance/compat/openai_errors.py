@@ -6,8 +6,6 @@ paths, a refused key) answer each in its own words.
 
 import math
 
-import msgspec
-
 from appliance.errors import ApplianceError, Unauthorized
 
 MESSAGE_CHARS_MAX = 1000
@@ -15,11 +13,11 @@ RETRY_AFTER_S_MIN = 1
 RETRY_AFTER_S_MAX = 60  # openai-python gives up on anything over 120 s; cohere reads whole seconds only
 
 
-def body(error: ApplianceError) -> bytes:
-    """The JSON body; the message is bounded."""
+def body(error: ApplianceError) -> dict[str, object]:
+    """The body; the message is bounded."""
     message = error.message[:MESSAGE_CHARS_MAX]
     inner = {"message": message, "type": _type(error), "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": inner, "message": message})
+    return {"error": inner, "message": message}
 
 
 def headers(error: ApplianceError) -> list[tuple[bytes, bytes]]:

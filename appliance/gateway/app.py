@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 from appliance import telemetry
 from appliance.catalog import Catalog
 from appliance.errors import ApplianceError, InvalidRequest, MethodNotAllowed, UnknownPath
+from appliance.gateway.calls import Calls
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.embeddings import Embeddings
 from appliance.gateway.endpoints import as_response, get_below, internal_error, route
@@ -27,9 +28,8 @@ _log = logging.getLogger(__name__)
 
 def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, canary: Canary) -> ASGIApp:
     """Wire the endpoints. The caller runs the dispatcher's queue and the canary."""
-    embeddings = Embeddings(
-        catalog=catalog, dispatcher=dispatcher, canary=canary, gateway=settings.gateway, queue=settings.queue
-    )
+    calls = Calls(catalog=catalog, dispatcher=dispatcher, canary=canary, gateway=settings.gateway, queue=settings.queue)
+    embeddings = Embeddings(calls)
     models = Models(catalog)
     health = Health(canary, catalog.models())
     hot = [route("/v1/embeddings", "embeddings", {"POST": embeddings.post})]

@@ -27,12 +27,8 @@ from appliance.jobs import (
     Done,
     Failed,
     Job,
-    Labels,
     Part,
     Reply,
-    Rows,
-    Scores,
-    Spans,
     Usage,
     decode_replies,
     encode_job,
@@ -50,6 +46,7 @@ class Result(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     usage: Usage
     truncated: tuple[int, ...]
+    space: str = ""
 
 
 class _Pending:
@@ -250,23 +247,23 @@ class Dispatcher(GatewayListener):
             return
         pending.next_seq += 1
         match reply.event:
-            case Rows() | Scores() | Labels() | Spans() as part:
-                pending.parts.append(part)
-            case Done(usage=usage, truncated=truncated):
-                self._settle(pending, usage, truncated)
+            case Done() as done:
+                self._settle(pending, done)
             case Failed() as failed:
                 self._drain.settled(time.monotonic())
                 del self._pending[pending.job.id]  # settled: no node needs to hear that nobody waits for it
                 pending.call.fail(failed.error())
+            case part:
+                pending.parts.append(part)
 
-    def _settle(self, pending: _Pending, usage: Usage, truncated: tuple[int, ...]) -> None:
+    def _settle(self, pending: _Pending, done: Done) -> None:
         fault = shapes.fault(pending.parts, task=pending.job.task)
         if fault:
             pending.call.fail(BadVector(fault))
             return
         self._drain.settled(time.monotonic())
         del self._pending[pending.job.id]
-        pending.call.settle(pending.position, Result(tuple(pending.parts), usage, truncated))
+        pending.call.settle(pending.position, Result(tuple(pending.parts), done.usage, done.truncated, done.space))
 
 
 async def _answered(call: _Call, gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:

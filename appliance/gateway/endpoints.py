@@ -5,7 +5,7 @@ path; it settles the method, runs the function, and words its errors.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
 from litestar import Response, asgi, get
@@ -15,19 +15,24 @@ from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.types import HTTPScope, Receive, Scope, Send
 
+from appliance.compat.formats import Format
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed
-from appliance.gateway.http import Answer, Headers, Request, answer_of
+from appliance.gateway.http import Answer, Dialect, Headers, Request, answer_of
 
 Endpoint = Callable[[Request], Awaitable[Answer]]
 
 _log = logging.getLogger(__name__)
 
 
-def route(path: str, name: str, methods: Mapping[str, Endpoint]) -> ASGIRouteHandler:
-    """Serve `path` with one function per method. `name` is the endpoint's label in metrics."""
+def route(
+    path: str | Sequence[str], name: str, methods: Mapping[str, Endpoint], *, dialect: Dialect = "openai"
+) -> ASGIRouteHandler:
+    """Serve a path, or several, with one function per method. `name` is the endpoint's label in metrics."""
     allowed = ", ".join(sorted(methods)).encode()
 
-    @asgi(path, name=name, copy_scope=False)  # the label below is for the front
+    @asgi(
+        path if isinstance(path, str) else list(path), name=name, copy_scope=False
+    )  # the label below is for the front
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["endpoint"] = name
         request = Request(cast("HTTPScope", scope), receive)
@@ -35,7 +40,8 @@ def route(path: str, name: str, methods: Mapping[str, Endpoint]) -> ASGIRouteHan
         if endpoint is None:
             answer = _wrong_method(request, allowed)
         else:
-            answer = await _settled(endpoint(request), what=f"{request.method} {request.path}")
+            what = f"{request.method} {request.path}"
+            answer = await _settled(endpoint(request), what=what, dialect=dialect, form=request.answer_form)
         await answer.send(send)
 
     return handle
@@ -61,7 +67,9 @@ def as_response(answer: Answer) -> Response[bytes]:
     return Response(answer.body, status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
 
 
-async def _settled(answering: Awaitable[Answer], *, what: str) -> Answer:
+async def _settled(
+    answering: Awaitable[Answer], *, what: str, dialect: Dialect = "openai", form: Format = "json"
+) -> Answer:
     """The endpoint's answer, or its error in the client's words."""
     try:
         return await answering
@@ -70,11 +78,11 @@ async def _settled(answering: Awaitable[Answer], *, what: str) -> Answer:
     except ApplianceError as error:
         if error.status >= 500:
             _log.warning("%s: %s (%s)", what, error.message, error.code)
-        return answer_of(error)
+        return answer_of(error, dialect=dialect, form=form)
     except Exception:
         # A bug. The client gets an answer without our insides, the log gets the traceback.
         _log.exception("%s failed", what)
-        return answer_of(internal_error())
+        return answer_of(internal_error(), dialect=dialect, form=form)
 
 
 def internal_error() -> InternalError:

@@ -1,17 +1,19 @@
 """What an endpoint sees of HTTP: a `Request` to read and an `Answer` to return."""
 
 from collections.abc import MutableMapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from litestar.types import HTTPScope, Receive, Send
 
-from appliance.compat import openai_errors
+from appliance.compat import cohere_errors, openai_errors
+from appliance.compat.formats import CONTENT_TYPES, Format, encode, format_of
 from appliance.errors import ApplianceError, BodyTooLarge, ClientGone, Overloaded
 
-JSON = b"application/json"
+JSON = CONTENT_TYPES["json"]
 BODIES = "bodies"  # where the front leaves the `BodyBudget` in a scope's state
 Headers = list[tuple[bytes, bytes]]
+Dialect = Literal["openai", "cohere"]  # whose error body a path answers with
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,6 +73,16 @@ class Request:
         """Decoded; without the query."""
         return str(self.scope["path"])
 
+    @property
+    def form(self) -> Format:
+        """Of the body."""
+        return format_of(self.header(b"content-type"))
+
+    @property
+    def answer_form(self) -> Format:
+        """What the client accepts."""
+        return format_of(self.header(b"accept"))
+
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""
         return header(self.scope, name)
@@ -117,10 +129,13 @@ def header(scope: MutableMapping[str, Any] | HTTPScope, name: bytes) -> bytes | 
     return None
 
 
-def answer_of(error: ApplianceError, *, headers: Headers | None = None) -> Answer:
+def answer_of(
+    error: ApplianceError, *, headers: Headers | None = None, dialect: Dialect = "openai", form: Format = "json"
+) -> Answer:
     """An error as the client's SDK reads it."""
+    words = cohere_errors.body(error) if dialect == "cohere" else openai_errors.body(error)
     notes = [*openai_errors.headers(error), *(headers or [])]
-    return Answer(openai_errors.body(error), status=error.status, headers=notes)
+    return Answer(encode(words, form), status=error.status, content_type=CONTENT_TYPES[form], headers=notes)
 
 
 def _too_large(bytes_max: int) -> BodyTooLarge:

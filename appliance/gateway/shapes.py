@@ -3,7 +3,25 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from appliance.jobs import Classify, Embed, Extract, Labels, Part, Rerank, Rows, Scores, Spans, Task
+from appliance.jobs import (
+    Classify,
+    Detokenize,
+    Embed,
+    Extract,
+    Labels,
+    Output,
+    Part,
+    Rerank,
+    Rows,
+    Scores,
+    Spans,
+    SparseRows,
+    Task,
+    Text,
+    Tokenize,
+    Tokenized,
+    TokenRows,
+)
 
 FLOAT_BYTES = 4
 
@@ -11,9 +29,8 @@ FLOAT_BYTES = 4
 def fault(parts: Sequence[Part], *, task: Task) -> str:
     """What is wrong with the parts of an answer to `task`, or "" when nothing is."""
     match task:
-        case Embed(inputs=inputs, width=width):
-            rows = [part for part in parts if isinstance(part, Rows)]
-            return _other_kinds(parts, rows) or _rows_fault(rows, count=len(inputs), asked=width)
+        case Embed() as embed:
+            return _embed_fault(parts, embed)
         case Rerank(documents=documents):
             scores = [part for part in parts if isinstance(part, Scores)]
             size = sum(len(part.data) for part in scores)
@@ -26,8 +43,53 @@ def fault(parts: Sequence[Part], *, task: Task) -> str:
             found = sum(len(part.inputs) for part in spans)
             wrong_count = "" if found == len(inputs) else f"{len(inputs)} inputs came back as {found}"
             return _other_kinds(parts, spans) or wrong_count
+        case Tokenize():
+            return "" if len(parts) == 1 and isinstance(parts[0], Tokenized) else "the tokens of the text did not come"
+        case Detokenize():
+            return "" if len(parts) == 1 and isinstance(parts[0], Text) else "the text of the tokens did not come"
         case _:
             assert_never(task)
+
+
+def _embed_fault(parts: Sequence[Part], task: Embed) -> str:
+    count = len(task.inputs) or len(task.ids)
+    by_output: dict[Output, list[Part]] = {output: [] for output in task.outputs}
+    for part in parts:
+        output = _output_of(part)
+        if output not in by_output:
+            return "the answer is of another kind than the task"
+        by_output[output].append(part)
+    faults = (_output_fault(found, count=count, asked=task.width) for found in by_output.values())
+    return next(filter(None, faults), "")
+
+
+def _output_of(part: Part) -> Output | None:
+    match part:
+        case Rows():
+            return "dense"
+        case TokenRows():
+            return "multivector"
+        case SparseRows():
+            return "sparse"
+        case _:
+            return None
+
+
+def _output_fault(parts: Sequence[Part], *, count: int, asked: int | None) -> str:
+    """Of the parts of one output."""
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if rows:
+        return _rows_fault(rows, count=count, asked=asked)
+    tokens = [part for part in parts if isinstance(part, TokenRows)]
+    sparse = [part for part in parts if isinstance(part, SparseRows)]
+    found = sum(len(part.inputs) for part in tokens) + sum(len(part.inputs) for part in sparse)
+    if found != count:
+        return f"{count} inputs came back as {found}"
+    if any(not row or len(row) % (FLOAT_BYTES * part.width) for part in tokens for row in part.inputs):
+        return "vectors of tokens came back cut within a vector"
+    if any(len(row.indices) != len(row.values) or len(row.values) % FLOAT_BYTES for p in sparse for row in p.inputs):
+        return "sparse vectors came back with indices and weights of different numbers"
+    return ""
 
 
 def _rows_fault(rows: Sequence[Rows], *, count: int, asked: int | None) -> str:

@@ -12,7 +12,22 @@ from typing import assert_never
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undeliverable
-from appliance.jobs import Done, Event, Failed, Job, Labels, Reply, Rows, Scores, Spans, encode_replies
+from appliance.jobs import (
+    Done,
+    Event,
+    Failed,
+    Job,
+    Labels,
+    Reply,
+    Rows,
+    Scores,
+    Spans,
+    SparseRows,
+    Text,
+    Tokenized,
+    TokenRows,
+    encode_replies,
+)
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
 from appliance.workers.open_job import PART_BYTES_MAX, Item, OpenJob
@@ -202,11 +217,19 @@ def messages(replies: Sequence[Reply], *, bytes_max: int = REPLIES_BYTES_MAX) ->
     return packed
 
 
-def _size_bytes(event: Event) -> int:
+def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
     """What of an event's size is not bounded by `REPLY_OVERHEAD_BYTES`."""
     match event:
         case Rows(data=data) | Scores(data=data):
             return len(data)
+        case TokenRows(inputs=rows):
+            return sum(INDEX_BYTES + len(row) for row in rows)
+        case SparseRows(inputs=weights):
+            return sum(2 * INDEX_BYTES + len(row.indices) + len(row.values) for row in weights)
+        case Tokenized(ids=ids, pieces=pieces):
+            return INDEX_BYTES * (len(ids) + len(pieces)) + sum(len(piece.encode()) for piece in pieces)
+        case Text(text=text):
+            return len(text.encode())
         case Labels(names=names, data=data):
             return len(data) + sum(map(len, names))
         case Spans(inputs=inputs):

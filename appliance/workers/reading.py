@@ -12,8 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.errors import InvalidRequest, StartupError
-from appliance.jobs import Classify, Embed, Extract, Job, Labels, Part, Rerank, Rows, Scores, Spans, Task
-from appliance.presets import Facts
+from appliance.jobs import (
+    Classify,
+    Detokenize,
+    Embed,
+    Extract,
+    Job,
+    Labels,
+    Part,
+    Rerank,
+    Rows,
+    Scores,
+    Spans,
+    Task,
+    Tokenize,
+)
+from appliance.presets import Facts, Prompts
 from appliance.workers import outcomes
 from appliance.workers.tokenize import Tokenizer, Tokens
 from appliance.workers.wire import Loaded
@@ -51,6 +65,8 @@ class Reader(msgspec.Struct, frozen=True):
                 return self._classify(task, first_index=job.first_index)
             case Extract() as task:
                 return self._extract(task, first_index=job.first_index)
+            case Tokenize() | Detokenize():
+                raise InvalidRequest(f"{self.facts.name} does not give its tokens", param="model")
             case _:
                 assert_never(job.task)
 
@@ -66,7 +82,8 @@ class Reader(msgspec.Struct, frozen=True):
                 f"'dimensions' is {task.width}, {self.facts.name} gives {self.card.width}; leave 'dimensions' out",
                 param="dimensions",
             )
-        prompts = {"query": self.facts.prompts.query, "document": self.facts.prompts.document}
+        known = self.facts.prompts or Prompts()
+        prompts = {"query": known.query, "document": known.document}
         prompt = prompts.get(task.intent or "", "")
         inputs = self.tokenizer.encode(task.inputs, prompt=prompt, truncation=task.truncation, first_index=first_index)
         return Reading(inputs, rows)

@@ -24,7 +24,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     device: str  # torch's name: "cpu", "cuda:0"
     threads: int  # intra-op threads on a CPU
     cache: str = ""  # a folder of the node's where the engine may keep what it can compute again; "": none
-    task: str = "embed"  # "embed": vectors | "score": logits of a text or pair | "tag": logits of each token
+    # "embed": vectors | "score": logits of a text or pair | "tag": logits of each token | "sparse": weights of
+    # vocabulary ids | "parse": spans of raw text
+    task: str = "embed"
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -41,20 +43,28 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
-    """One batch of tokenized texts, packed end to end: `len(ids) == 4 * sum(lengths)`, int32 little-endian."""
+    """One batch of tokenized texts, packed end to end: `len(ids) == 4 * sum(lengths)`, int32 little-endian.
+
+    A model that is loaded to "parse" reads `texts`, which are then as many as `lengths` (their estimated sizes), and
+    has no `ids`.
+    """
 
     batch: int
     model: str
     ids: bytes
     lengths: tuple[int, ...]
     second_starts: tuple[int, ...] = ()  # per text: where token type 1 begins, 0 for nowhere; (): nowhere in any
+    per_token: tuple[int, ...] = ()  # "embed": positions of the texts whose tokens' vectors are wanted, not their own
+    texts: tuple[str, ...] = ()
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     """The answer to one batch, float32 little-endian, in the order of the texts.
 
-    "embed": one L2-normalized vector per text. "score": one row of raw logits per text. "tag": one per token, special
-    tokens included. `len(rows) == 4 * width * (texts or tokens)`.
+    "embed": one L2-normalized vector per text, or one per token where `Encode.per_token` says so. "score": one row of
+    raw logits per text. "tag": one per token, special tokens included. "sparse": rows of (vocabulary id, weight), ids
+    ascending. "parse": rows of (start, end, index of the label, score), in characters.
+    `len(rows) == 4 * width * sum(counts)`.
     """
 
     batch: int
@@ -62,6 +72,7 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
     width: int  # of a vector, or the number of labels
     bad: tuple[int, ...]  # positions whose vector is not finite or is zero: never to be sent to a client
     device_s: float
+    counts: tuple[int, ...] = ()  # rows of each text; (): one each
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):

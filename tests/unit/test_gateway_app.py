@@ -13,8 +13,8 @@ from litestar.types import HTTPReceiveMessage, HTTPRequestEvent, Message, Scope
 from appliance.catalog import Catalog
 from appliance.errors import Overloaded
 from appliance.gateway.app import build_app
+from appliance.gateway.calls import deadline_after_s
 from appliance.gateway.dispatch import Dispatcher
-from appliance.gateway.embeddings import deadline_after_s
 from appliance.gateway.front import Keys
 from appliance.gateway.health import Canary
 from appliance.gateway.http import Request

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from appliance.errors import StartupError
-from appliance.settings import SECRET_FIELDS, SHORT_NAMES, Settings
+from appliance.settings import SECRET_FIELDS, SHORT_NAMES, AliasSettings, Settings
 from appliance.settings_rules import is_loopback
 from appliance.settings_show import mask_url, reference, show
 from appliance.settings_source import LoadedSettings, load_settings, read_settings, setting_types, variable_of
@@ -71,7 +71,7 @@ def example_of(kind: Any) -> tuple[str, object]:
             return "text", "text"
 
 
-@pytest.mark.parametrize("name", [name for name in setting_types() if name != "models"])
+@pytest.mark.parametrize("name", [name for name in setting_types() if name not in {"models", "aliases"}])
 def test_every_setting_has_a_working_environment_variable(name: str) -> None:
     text, value = example_of(setting_types()[name])
     environ = {variable_of(name): text, "APPLIANCE_API_KEY": "a-long-enough-key"}
@@ -83,6 +83,18 @@ def test_every_setting_has_a_working_environment_variable(name: str) -> None:
     settings = load_settings(config_file=None, environ=environ)
 
     assert value_of(settings, name) == value
+
+
+def test_aliases_come_from_the_environment_as_pairs() -> None:
+    settings = load_settings(config_file=None, environ={"APPLIANCE_ALIASES": "a=org/m, b = org/n"})
+
+    assert settings.aliases == (AliasSettings("a", "org/m"), AliasSettings("b", "org/n"))
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=m", ""])
+def test_an_alias_of_no_model_stops_the_start(text: str) -> None:
+    with pytest.raises(StartupError, match="alias=model"):
+        load_settings(config_file=None, environ={"APPLIANCE_ALIASES": text})
 
 
 def test_environment_names_are_unique() -> None:

@@ -52,6 +52,8 @@ def test_the_body_is_a_tagged_map_that_any_language_can_read() -> None:
         "ids": b"\x05\x00\x00\x00",
         "lengths": [1],
         "second_starts": [],
+        "per_token": [],
+        "texts": [],
     }
 
 

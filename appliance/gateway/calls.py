@@ -1,0 +1,156 @@
+"""What every inference endpoint does between its body and its answer: route, cut into jobs, run, and take notes.
+
+An endpoint reads the body in its dialect, and writes the answer in it; the rest is here, once.
+"""
+
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from appliance import telemetry
+from appliance.catalog import Catalog, Route
+from appliance.compat.chunks import chunks
+from appliance.errors import InvalidRequest
+from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.health import Canary
+from appliance.gateway.http import Headers, Request
+from appliance.jobs import Job, Part, Task
+from appliance.presets import TaskName
+from appliance.settings import GatewaySettings, QueueSettings
+
+NAMES_IN_HEADER_MAX = 64
+ENDPOINTS: dict[TaskName, str] = {
+    "embed": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "classify": "/v1/classify",
+    "extract": "/v1/extract",
+}
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a call's jobs came to, in the order of its inputs."""
+
+    parts: tuple[Part, ...]
+    input_tokens: int
+    truncated: tuple[int, ...]  # indices of inputs that were cut
+    space: str  # of an embedding: see `jobs.Done`
+
+
+class Calls:
+    """Runs calls; shared by all endpoints of a gateway."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        dispatcher: Dispatcher,
+        canary: Canary,
+        gateway: GatewaySettings,
+        queue: QueueSettings,
+    ) -> None:
+        self.catalog = catalog
+        self._dispatcher = dispatcher
+        self._canary = canary
+        self._gateway = gateway
+        self._queue = queue
+        self._prefix = secrets.token_hex(8)  # of this process: with it a count makes ids that no other gateway makes
+        self._count = itertools.count()
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body, within the gateway's limits."""
+        return await request.body(bytes_max=self._gateway.body_bytes_max)
+
+    def route(self, name: str, task: TaskName) -> Route:
+        """The model behind a public name. Raises ModelNotFound, or InvalidRequest for a model of other tasks."""
+        route = self.catalog.resolve(name)
+        if task not in route.facts.tasks:
+            right = " or ".join(ENDPOINTS[other] for other in route.facts.tasks)
+            raise InvalidRequest(
+                f"the model '{name[:200]}' does not {task}; it serves {right}, see GET /v1/models", param="model"
+            )
+        return route
+
+    async def run(
+        self, request: Request, model: str, inputs: Sequence[str | bytes], task: Callable[[int, int], Task]
+    ) -> Outcome:
+        """One answer to all inputs. `task(first, last)` is the task for `inputs[first:last]`.
+
+        Raises an ApplianceError for whatever fails the call.
+        """
+        spans = chunks(
+            inputs,
+            bytes_max=self._queue.chunk_bytes_max,
+            inputs_max=self._queue.chunk_inputs_max,
+            payload_bytes_max=self._dispatcher.payload_bytes_max,
+        )
+        return await self._settled(request, model, ((span.start, task(span.start, span.stop)) for span in spans))
+
+    async def run_one(self, request: Request, model: str, task: Task) -> Outcome:
+        """The answer to a task that is not cut into several."""
+        return await self._settled(request, model, [(0, task)])
+
+    async def _settled(self, request: Request, model: str, tasks: Iterable[tuple[int, Task]]) -> Outcome:
+        call_id = f"{self._prefix}-{next(self._count)}"
+        deadline_s = time.time() + deadline_after_s(request, timeout_s_max=self._gateway.request_timeout_s)
+        traceparent = traceparent_of(request)
+        jobs = [
+            Job(
+                id=f"{call_id}-{first}",
+                model=model,
+                task=task,
+                reply_to=self._dispatcher.reply_to,
+                deadline_s=deadline_s,
+                first_index=first,
+                traceparent=traceparent,
+            )
+            for first, task in tasks
+        ]
+        outcome = _outcome(await self._dispatcher.run(jobs, gone=request.gone))
+        self._canary.prove(model)
+        telemetry.INPUT_TOKENS.labels(model).inc(outcome.input_tokens)
+        if outcome.truncated:
+            telemetry.TRUNCATED_INPUTS.labels(model).inc(len(outcome.truncated))
+        return outcome
+
+
+def _outcome(results: Sequence[Result]) -> Outcome:
+    return Outcome(
+        parts=tuple(part for result in results for part in result.parts),
+        input_tokens=sum(result.usage.input_tokens for result in results),
+        truncated=tuple(index for result in results for index in result.truncated),
+        space=results[0].space,
+    )
+
+
+def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int] = ()) -> Headers:
+    """What was done to the request besides answering it, as headers."""
+    headers: Headers = []
+    if ignored:
+        names = ",".join(name for name in ignored if name.isascii() and name.isprintable())
+        headers.append((b"x-appliance-ignored", names.encode()[:1024]))
+    if truncated:
+        listed = ",".join(map(str, truncated[:NAMES_IN_HEADER_MAX]))
+        more = ",..." if len(truncated) > NAMES_IN_HEADER_MAX else ""
+        headers.append((b"x-appliance-truncated", f"{listed}{more}".encode()))
+    return headers
+
+
+def deadline_after_s(request: Request, *, timeout_s_max: float) -> float:
+    """How long the client waits: what its SDK says (`x-stainless-read-timeout`, seconds), bounded by our own limit."""
+    offered = request.header(b"x-stainless-read-timeout") or request.header(b"x-stainless-timeout")
+    try:
+        offered_s = float(offered) if offered is not None else timeout_s_max
+    except ValueError:
+        return timeout_s_max
+    return offered_s if 0 < offered_s < timeout_s_max else timeout_s_max
+
+
+def traceparent_of(request: Request) -> str:
+    """The client's W3C trace context; "" when it sent none, or something else that jobs should not carry."""
+    offered = request.header(b"traceparent") or b""
+    return offered.decode("ascii") if _TRACEPARENT.fullmatch(offered) else ""
