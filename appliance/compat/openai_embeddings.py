@@ -57,7 +57,9 @@ class _Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class EmbeddingsAnswer(msgspec.Struct, frozen=True):
+    """The answer."""
+
     object: Literal["list"]
     data: list[_Embedding]
     model: str
@@ -93,7 +95,7 @@ def encode(call: EmbeddingsCall, rows: Sequence[memoryview], *, width: int, inpu
         for position in range(len(buffer) // (vectors.FLOAT_BYTES * width)):
             one = vectors.row(buffer, position, width=width)
             data.append(_Embedding("embedding", len(data), vectors.json_floats(one) if is_float else one))
-    return _encoder.encode(_Answer("list", data, call.model, _Usage(input_tokens, input_tokens)))
+    return _encoder.encode(EmbeddingsAnswer("list", data, call.model, _Usage(input_tokens, input_tokens)))
 
 
 def _texts(value: str | list[str | int | list[int]]) -> tuple[str, ...]:

@@ -18,14 +18,16 @@ class ModelObject(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_max: int | None = None
 
 
-class _ModelList(msgspec.Struct, frozen=True):
+class ModelList(msgspec.Struct, frozen=True):
+    """All of them."""
+
     object: str
     data: Sequence[ModelObject]
 
 
 def encode_list(models: Sequence[ModelObject]) -> bytes:
     """The whole list; OpenAI does not page it."""
-    return msgspec.json.encode(_ModelList("list", models))
+    return msgspec.json.encode(ModelList("list", models))
 
 
 def encode_one(model: ModelObject) -> bytes:

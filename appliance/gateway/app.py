@@ -8,17 +8,16 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
-from appliance import telemetry
 from appliance.catalog import Catalog
 from appliance.errors import ApplianceError, InvalidRequest, MethodNotAllowed, UnknownPath
 from appliance.gateway.calls import Calls
 from appliance.gateway.dispatch import Dispatcher
-from appliance.gateway.embeddings import Embeddings
-from appliance.gateway.endpoints import as_response, get_below, internal_error, route
+from appliance.gateway.endpoints import as_response, internal_error
 from appliance.gateway.front import Front, Keys
-from appliance.gateway.health import Canary, Health
-from appliance.gateway.http import Answer, BodyBudget, Request, answer_of
-from appliance.gateway.models import Models
+from appliance.gateway.health import Canary
+from appliance.gateway.http import BodyBudget, answer_of
+from appliance.gateway.operation import direct, handlers
+from appliance.gateway.surface import operations
 from appliance.settings import Settings
 
 API_PREFIX = "/v1"
@@ -29,19 +28,9 @@ _log = logging.getLogger(__name__)
 def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, canary: Canary) -> ASGIApp:
     """Wire the endpoints. The caller runs the dispatcher's queue and the canary."""
     calls = Calls(catalog=catalog, dispatcher=dispatcher, canary=canary, gateway=settings.gateway, queue=settings.queue)
-    embeddings = Embeddings(calls)
-    models = Models(catalog)
-    health = Health(canary, catalog.models())
-    hot = [route("/v1/embeddings", "embeddings", {"POST": embeddings.post})]
+    surface = operations(calls, canary)
     app = Litestar(
-        route_handlers=[
-            *hot,
-            route("/v1/models", "models", {"GET": models.list}),
-            get_below("/v1/models", "models", models.get),
-            route("/healthz", "healthz", {"GET": health.healthz, "HEAD": health.healthz}),
-            route("/readyz", "readyz", {"GET": health.readyz, "HEAD": health.readyz}),
-            route("/metrics", "metrics", {"GET": metrics}),
-        ],
+        route_handlers=handlers(surface),
         exception_handlers={HTTPException: _http_fault, Exception: _bug},
         openapi_config=None,
         logging_config=None,
@@ -50,13 +39,9 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         app,
         Keys(settings.gateway.api_keys),
         BodyBudget(settings.gateway.pending_bytes_max),
-        direct={path: handler.fn for handler in hot for path in handler.paths},
+        open_paths=frozenset(path for operation in surface if operation.is_open for path in operation.paths),
+        direct={path: handler.fn for handler in direct(surface) for path in handler.paths},
     )
-
-
-async def metrics(request: Request) -> Answer:
-    """Prometheus' text format."""
-    return Answer(telemetry.exposition(), content_type=telemetry.CONTENT_TYPE)
 
 
 def _http_fault(request: LitestarRequest[object, object, State], fault: HTTPException) -> Response[bytes]:

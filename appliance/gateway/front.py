@@ -8,7 +8,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -17,7 +17,6 @@ from appliance import telemetry
 from appliance.errors import ApplianceError, Unauthorized
 from appliance.gateway.http import BODIES, BodyBudget, answer_of, header
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -45,9 +44,21 @@ class Keys:
 class Front:
     """The outermost ASGI app."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, bodies: BodyBudget, *, direct: Mapping[str, ASGIApp]) -> None:
-        """`direct` paths go straight to their handler: routing would cost such a request a sixth of its CPU."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        bodies: BodyBudget,
+        *,
+        open_paths: Collection[str],
+        direct: Mapping[str, ASGIApp],
+    ) -> None:
+        """`open_paths` are served without a key.
+
+        `direct` paths go straight to their handler: routing would cost such a request a sixth of its CPU.
+        """
         self._app = app
+        self._open_paths = open_paths
         self._direct = direct
         self._keys = keys
         self._bodies = bodies
@@ -79,7 +90,7 @@ class Front:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in self._open_paths:
                 self._keys.check(header(scope, b"authorization"))
             app = self._direct.get(scope["path"], self._app)
             await app(scope, receive, send_with_id)

@@ -1,0 +1,62 @@
+"""One operation: where it is mounted, what serves it, and what the OpenAPI document says of it.
+
+Routes and document are both made of the same operations, so neither can name what the other does not.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
+
+from appliance.gateway.endpoints import Endpoint, get_below, route
+from appliance.gateway.http import JSON, Answer, Dialect
+
+PostOrGet = ASGIRouteHandler | HTTPRouteHandler
+GetBelow = Callable[[str], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method (or several that are served alike) of a path and its aliases.
+
+    A path that ends in `{name}` takes all that is left of the URL, slashes included; `serve_below` serves it.
+    """
+
+    paths: tuple[str, ...]  # the first is the one to use; the others are what some clients make of it
+    name: str  # the endpoint's label in metrics
+    summary: str  # one line, for the document
+    serve: Endpoint | None = None
+    serve_below: GetBelow | None = None
+    methods: tuple[str, ...] = ("POST",)
+    body: type[msgspec.Struct] | None = None  # what it takes, as JSON or msgpack
+    answer: type[msgspec.Struct] | None = None  # what it answers with; None: something else than an object
+    content_type: bytes = JSON  # of the answer
+    dialect: Dialect = "openai"  # whose error body it answers with
+    statuses: tuple[int, ...] = ()  # of answers in the same shape, besides 200
+    headers: tuple[str, ...] = ()  # of the answer, by their names in `openapi.HEADERS`
+    is_open: bool = False  # served without a key
+    is_hot: bool = False  # its paths go past the router, see `Front`
+
+
+def handlers(operations: Iterable[Operation]) -> list[PostOrGet]:
+    """Litestar's handlers: one a set of paths, whatever the number of methods."""
+    by_paths: dict[tuple[str, ...], list[Operation]] = {}
+    for operation in operations:
+        by_paths.setdefault(operation.paths, []).append(operation)
+    return [_handler(paths, found) for paths, found in by_paths.items()]
+
+
+def direct(operations: Iterable[Operation]) -> list[ASGIRouteHandler]:
+    """The handlers of the hot operations."""
+    found = handlers(operation for operation in operations if operation.is_hot)
+    return [handler for handler in found if isinstance(handler, ASGIRouteHandler)]
+
+
+def _handler(paths: tuple[str, ...], operations: list[Operation]) -> PostOrGet:
+    first = operations[0]
+    if first.serve_below is not None:
+        (path,) = paths
+        return get_below(path.rpartition("/")[0], first.name, first.serve_below)
+    methods = {method: each.serve for each in operations for method in each.methods if each.serve is not None}
+    return route(paths, first.name, methods, dialect=first.dialect)
