@@ -130,9 +130,9 @@ def item_ms(tokens: int) -> float:
     return float(tokens)
 
 
-def reading_of(inputs: Sequence[Tokens]) -> Reading:
+def reading_of(items: Sequence[Tokens]) -> Reading:
     """An embedding's inputs, read."""
-    return Reading(list(inputs), rows)
+    return Reading(list(items), rows)
 
 
 def items_of(*ids: int) -> list[Item]:
@@ -222,7 +222,14 @@ class ProcessLike:
         return Loaded(order.model, self._machine.width, 512, order.dtype, 1, 0.0)
 
     async def encode(
-        self, model: str, ids: bytes, lengths: Sequence[int], second_starts: Sequence[int] = ()
+        self,
+        model: str,
+        ids: bytes,
+        lengths: Sequence[int],
+        second_starts: Sequence[int] = (),
+        *,
+        per_token: Sequence[int] = (),
+        texts: Sequence[str] = (),
     ) -> Encoded:
         if self._dead.done():
             raise EngineDied("the engine died")

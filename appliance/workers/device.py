@@ -203,13 +203,21 @@ class Device:
             timer.cancel()
 
     async def _run(self, engine: EngineProcess, model: str, batch: list[Item]) -> None:
-        ids = b"".join(item.ids for item in batch)
+        ids = b"".join(item.content.ids for item in batch)
+        task = self._models[model].order.task
         lengths = [item.tokens for item in batch]
         telemetry.BATCH_ITEMS.labels(model).observe(len(batch))
         telemetry.BATCH_TOKENS.labels(model).observe(sum(lengths))
         measured_s: float | None = None
         try:
-            encoded = await engine.encode(model, ids, lengths, _second_starts(batch))
+            encoded = await engine.encode(
+                model,
+                ids,
+                lengths,
+                _second_starts(batch),
+                per_token=_per_token(batch) if task == "embed" else (),
+                texts=[item.content.text for item in batch] if task == "parse" else (),
+            )
             measured_s = encoded.device_s
         except EngineFailed as error:
             self._done(measured_s)
@@ -251,8 +259,13 @@ class Device:
 
 def _second_starts(batch: Sequence[Item]) -> tuple[int, ...]:
     """Where each pair's second text begins; nothing where no input is a pair."""
-    starts = tuple(item.second_start for item in batch)
+    starts = tuple(item.content.second_start for item in batch)
     return starts if any(starts) else ()
+
+
+def _per_token(batch: Sequence[Item]) -> tuple[int, ...]:
+    """Where the items are whose tokens' vectors are wanted."""
+    return tuple(position for position, item in enumerate(batch) if item.content.rows == "per_token")
 
 
 def _kind(error: EngineFailed) -> FaultKind:

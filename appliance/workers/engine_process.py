@@ -153,14 +153,21 @@ class EngineProcess:
         return answer
 
     async def encode(
-        self, model: str, ids: bytes, lengths: Sequence[int], second_starts: Sequence[int] = ()
+        self,
+        model: str,
+        ids: bytes,
+        lengths: Sequence[int],
+        second_starts: Sequence[int] = (),
+        *,
+        per_token: Sequence[int] = (),
+        texts: Sequence[str] = (),
     ) -> Encoded:
         """Compute one batch, packed as `wire.Encode` says. Raises `EngineFailed` or one of its kinds above.
 
         The batch timeout runs from when the engine can turn to this batch, not from the call.
         """
         self._batches += 1
-        order = Encode(self._batches, model, ids, tuple(lengths), tuple(second_starts))
+        order = Encode(self._batches, model, ids, tuple(lengths), tuple(second_starts), tuple(per_token), tuple(texts))
         answer = await self._ask(order, self._batch_timeout_s)
         assert isinstance(answer, Encoded)
         return answer

@@ -37,7 +37,7 @@ class Intake:
         on_read: Callable[[OpenJob, Reading], bool],
         on_round: Callable[[], None],
     ) -> None:
-        """`on_read` gets each job that is worth computing; False gives the job back.
+        """`on_read` gets each job that a device has to compute; False gives the job back.
 
         `on_round` hears that `unread` has changed.
         """
@@ -81,6 +81,8 @@ class Intake:
             for job, reading in zip(opened, read, strict=True):
                 if isinstance(reading, ApplianceError):
                     await self._ledger.refuse(job, reading)
+                elif not reading.items:
+                    await self._ledger.answer(job, reading)
                 elif not self._on_read(job, reading):
                     await self._ledger.give_back(job)
 

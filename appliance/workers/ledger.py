@@ -31,7 +31,7 @@ from appliance.jobs import (
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
 from appliance.workers.open_job import PART_BYTES_MAX, Item, OpenJob
-from appliance.workers.reading import FLOAT_BYTES
+from appliance.workers.reading import FLOAT_BYTES, Reading
 from appliance.workers.wire import Encoded
 
 REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default
@@ -71,28 +71,31 @@ class Ledger:
         return not job.is_settled and job.job.id not in self.cancelled and job.job.deadline_s > time.time()
 
     async def take(self, batch: Sequence[Item], encoded: Encoded) -> None:
-        """Hand a batch's vectors to their jobs, and answer those that are now complete."""
-        width = encoded.width
-        sizes = [FLOAT_BYTES * width * (item.tokens if item.owner.is_per_token else 1) for item in batch]
-        if width <= 0 or len(encoded.rows) != sum(sizes):
-            await self._fail_all(batch, f"{len(batch)} inputs came back as {len(encoded.rows)} B of width {width}")
+        """Hand a batch's rows to their jobs, and answer those that are now complete."""
+        counts = encoded.counts or (1,) * len(batch)
+        if fault := rows_fault(batch, encoded, counts):
+            await self._fail_all(batch, fault)
             return
         bad = set(encoded.bad)
         rows = memoryview(encoded.rows)
         end = 0
         complete: list[OpenJob] = []
-        for number, (item, size) in enumerate(zip(batch, sizes, strict=True)):
-            start, end = end, end + size
+        for number, (item, count) in enumerate(zip(batch, counts, strict=True)):
+            start, end = end, end + FLOAT_BYTES * encoded.width * count
             if item.owner.is_settled:
                 continue
             self._work_done(item.owner, item.cost_ms)
             if number in bad:
                 await self.fail(item, BadVector("the model gave numbers that are not finite, or a vector that is zero"))
-            elif item.owner.take(item.position, rows[start:end], width=width):
+            elif item.owner.take(item.position, rows[start:end], width=encoded.width):
                 complete.append(item.owner)
-        part_bytes_max = min(PART_BYTES_MAX, self._message_bytes_max - REPLY_OVERHEAD_BYTES)
-        answers = [(job, job.answer(part_bytes_max=part_bytes_max)) for job in complete]
-        await self._answer(answers, outcome="done")
+        await self._complete(complete)
+
+    async def answer(self, job: OpenJob, reading: Reading) -> None:
+        """Answer a job that needs no device."""
+        assert not reading.items, "a device has to compute it"
+        job.begin(reading, lambda tokens: 0.0)
+        await self._complete([job])
 
     async def fail(self, item: Item, error: ApplianceError) -> None:
         """The item's job fails, and the client is told which input it was."""
@@ -144,6 +147,17 @@ class Ledger:
         """This node stops."""
         for job in list(self._open):
             await self.give_back(job)
+
+    async def _complete(self, jobs: Sequence[OpenJob]) -> None:
+        """Answer jobs whose items are all computed; one whose numbers make no answer fails by itself."""
+        part_bytes_max = min(PART_BYTES_MAX, self._message_bytes_max - REPLY_OVERHEAD_BYTES)
+        answers: list[tuple[OpenJob, list[Reply]]] = []
+        for job in jobs:
+            try:
+                answers.append((job, job.answer(part_bytes_max=part_bytes_max)))
+            except ApplianceError as error:
+                await self.refuse(job, error)
+        await self._answer(answers, outcome="done")
 
     async def _fail_all(self, batch: Sequence[Item], fault: str) -> None:
         for job in {item.owner for item in batch}:
@@ -201,6 +215,20 @@ async def bury(delivery: Delivery, reason: str, *, model: str) -> bool:
     telemetry.DEAD_LETTERS.labels(model).inc()
     _log.error("a delivery for %s is buried: %s", model, reason)
     return True
+
+
+def rows_fault(batch: Sequence[Item], encoded: Encoded, counts: Sequence[int]) -> str:
+    """Why an engine's answer cannot be the one to this batch; "" when it can."""
+    if len(counts) != len(batch):
+        return f"{len(batch)} inputs came back as {len(counts)}"
+    if encoded.width <= 0 or min(counts) < 0 or len(encoded.rows) != FLOAT_BYTES * encoded.width * sum(counts):
+        return f"{len(batch)} inputs came back as {len(encoded.rows)} B of width {encoded.width}"
+    for item, count in zip(batch, counts, strict=True):
+        rows = item.content.rows
+        wanted = 1 if rows == "one" else item.tokens if rows == "per_token" else count
+        if count != wanted:
+            return f"an input of {item.tokens} tokens came back as {count} rows, {wanted} were asked for"
+    return ""
 
 
 def messages(replies: Sequence[Reply], *, bytes_max: int = REPLIES_BYTES_MAX) -> list[list[Reply]]:

@@ -197,7 +197,7 @@ class Node:
         """
         model = job.job.model
         cost, backlog = self._costs[model], self._backlogs[model]
-        job_ms = sum(cost.item_ms(tokens.count) for tokens in reading.inputs)
+        job_ms = sum(cost.item_ms(tokens.count) for tokens in reading.items)
         backlog.measured(job_ms)
         self._work_changed.set()
         if backlog.is_overfull and job.delivery.attempt == 1:

@@ -33,17 +33,24 @@ from appliance.workers.tokenize import Tokenizer, Tokens
 from appliance.workers.wire import Loaded
 
 FLOAT_BYTES = 4
+QUERY = -1  # in `Reading.owners`
 
 # From the tasks a preset names to the one thing its engine does.
 ENGINE_TASKS = {"embed": "embed", "rerank": "score", "classify": "score", "extract": "tag"}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A job, read. `answer` gets a float32 buffer per input, the width of a row, and the limit of a part in bytes."""
+    """A job, read: the items that a device has to compute, none where the answer needs no device.
 
-    inputs: list[Tokens]
+    `answer` gets the rows of each item as a float32 buffer, the width of a row, and the limit of a part in bytes. It
+    may raise an ApplianceError that names the client's input.
+    """
+
+    items: list[Tokens]
     answer: Callable[[Sequence[memoryview], int, int], list[Part]]
-    is_per_token: bool = False  # an input's buffer has a row per token, not one row
+    owners: tuple[int, ...] = ()  # the task's input or document each item is of, or `QUERY`; (): one each, in order
+    input_tokens: int | None = None  # for the usage, where not the tokens of all items
+    space: str = ""  # see `jobs.Done`
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -122,7 +129,7 @@ class Reader(msgspec.Struct, frozen=True):
             ]
             return [Spans(tuple(found))]
 
-        return Reading([text.tokens for text in marked], answer, is_per_token=True)
+        return Reading([msgspec.structs.replace(text.tokens, rows="per_token") for text in marked], answer)
 
 
 def kind_of(task: Task) -> str:

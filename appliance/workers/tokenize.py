@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +31,11 @@ T = TypeVar("T")
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """One input: a text or a pair. `len(ids) == 4 * count`, int32 little-endian, special tokens included."""
+    """What an engine computes as one: a text, a pair, or a piece of a text.
+
+    `len(ids) == 4 * count`, int32 little-endian, special tokens included. A model that parses has no ids: it reads
+    `text`, and `count` is an estimate.
+    """
 
     ids: bytes
     count: int
@@ -39,6 +43,8 @@ class Tokens(msgspec.Struct, frozen=True):
     second_start: int = (
         0  # of a pair, where token type 1 begins; 0 where the model is not told which text a token is of
     )
+    rows: Literal["one", "per_token", "any"] = "one"  # how many rows of numbers come back for it
+    text: str = ""
 
 
 class Marked(msgspec.Struct, frozen=True):

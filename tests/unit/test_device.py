@@ -48,7 +48,7 @@ class RecordingSink:
 
 
 def first_of(item: Item) -> int:
-    return int(np.frombuffer(item.ids, dtype="<i4")[0])
+    return int(np.frombuffer(item.content.ids, dtype="<i4")[0])
 
 
 class Bench:

@@ -53,7 +53,7 @@ class Bench:
         self.rounds += 1
 
     def _on_read(self, job: OpenJob, reading: Reading) -> bool:
-        self.read.append((job.job.id, [tokens.count for tokens in reading.inputs]))
+        self.read.append((job.job.id, [tokens.count for tokens in reading.items]))
         return not self.is_overfull
 
     def deliver(self, job: Job | bytes, *, attempt: int = 1, fault: ApplianceError | None = None) -> RecordedDelivery:
@@ -224,7 +224,7 @@ def test_a_reader_puts_the_prompt_of_the_intent_first() -> None:
         for intent in (None, "query")
     )
 
-    assert (plain.inputs[0].count, asked.inputs[0].count) == (1, 3)
+    assert (plain.items[0].count, asked.items[0].count) == (1, 3)
 
 
 async def test_a_job_that_is_not_taken_on_goes_back() -> None:

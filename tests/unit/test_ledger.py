@@ -1,13 +1,18 @@
 """Settlement: answered first, acknowledged after, exactly once, and per item."""
 
 import time
+from collections.abc import Sequence
 
+import msgspec
+import numpy as np
 import pytest
 
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnavailable
-from appliance.jobs import Done, Failed, Reply, Rows, encode_replies
+from appliance.jobs import Done, Failed, Part, Reply, Rows, Text, Usage, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
+from appliance.workers.reading import QUERY, Reading
+from appliance.workers.wire import Encoded
 from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, item_ms, job_of, reading_of, tokens_of
 
 
@@ -139,6 +144,93 @@ async def test_a_batch_of_another_size_is_nobodys_answer(count: int, width: int)
 
     assert {failed.code for failed in bench.failures().values()} == {BadVector.code}
     assert set(bench.failures()) == {"a", "b"}
+    bench.assert_nothing_is_left()
+
+
+def rows_of(encoded: Encoded, *counts: int) -> Encoded:
+    return msgspec.structs.replace(encoded, counts=counts)
+
+
+def items_read_as(bench: Bench, reading: Reading, *, first_index: int = 0) -> list[Item]:
+    """The items of a job that is read as `reading`."""
+    opened = bench.ledger.open(job_of("a", ["text"], first_index=first_index), RecordedDelivery(b""))
+    items = opened.begin(reading, item_ms)
+    bench.work["m"] += opened.cost_left_ms
+    return items
+
+
+async def test_rows_are_cut_by_the_counts_of_their_items() -> None:
+    bench = Bench()
+    taken: list[list[int]] = []
+
+    def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+        taken.extend([int(row) for row in np.frombuffer(buffer, "<f4")[::width]] for buffer in buffers)
+        return []
+
+    contents = [
+        tokens_of(1, 2),
+        msgspec.structs.replace(tokens_of(3, 4, 5), rows="per_token"),
+        msgspec.structs.replace(tokens_of(6), rows="any"),
+        msgspec.structs.replace(tokens_of(7), rows="any"),
+    ]
+    items = items_read_as(bench, Reading(contents, answer))
+
+    await bench.ledger.take(items, rows_of(encoded_of(1, 2, 3, 4, 5, 6), 1, 3, 0, 2))
+
+    assert taken == [[1], [2, 3, 4], [], [5, 6]]
+    assert [type(reply.event) for reply in bench.queue.replies] == [Done]
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("counts", [(), (1,), (2, 1), (1, 3), (1, 1, 1), (3, -1)])
+async def test_rows_of_other_counts_than_asked_for_are_nobodys_answer(counts: tuple[int, ...]) -> None:
+    bench = Bench()
+    contents = [tokens_of(1, 2), msgspec.structs.replace(tokens_of(3, 4), rows="per_token")]
+    items = items_read_as(bench, reading_of(contents))
+
+    await bench.ledger.take(items, rows_of(encoded_of(*[1.0] * (sum(counts) or 2)), *counts))
+
+    assert bench.failures()["a"].code == BadVector.code
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("bad", "name"), [(0, "query"), (1, "input[10]"), (2, "input[10]"), (3, "input[11]")])
+async def test_a_bad_vector_names_the_input_that_its_item_is_of(bad: int, name: str) -> None:
+    bench = Bench()
+    contents = [tokens_of(number) for number in range(4)]
+    reading = msgspec.structs.replace(reading_of(contents), owners=(QUERY, 0, 0, 1))
+    items = items_read_as(bench, reading, first_index=10)
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0, 3.0, 4.0, bad=(bad,)))
+
+    assert bench.failures()["a"].param == name
+    bench.assert_nothing_is_left()
+
+
+async def test_numbers_that_make_no_answer_fail_their_job_and_no_other() -> None:
+    bench = Bench()
+
+    def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+        raise BadVector("input[0]: the pieces cancel each other", param="input[0]")
+
+    items = [*items_read_as(bench, Reading([tokens_of(1)], answer)), *bench.open("b", 2)]
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0))
+
+    assert list(bench.failures()) == ["a"]
+    assert [reply.job_id for reply in bench.queue.replies if isinstance(reply.event, Done)] == ["b"]
+    bench.assert_nothing_is_left()
+
+
+async def test_a_job_without_items_is_answered_at_once() -> None:
+    bench = Bench()
+    delivery = RecordedDelivery(b"")
+    opened = bench.ledger.open(job_of("a"), delivery)
+
+    await bench.ledger.answer(opened, Reading([], lambda *_: [Text("hello")], input_tokens=2))
+
+    assert [reply.event for reply in bench.queue.replies] == [Text("hello"), Done(Usage(2))]
+    assert delivery.settlements == ["ack"]
     bench.assert_nothing_is_left()
 
 

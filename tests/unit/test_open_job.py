@@ -1,11 +1,13 @@
 """A job on a node: its items, and the replies that its answer is made of."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from appliance.errors import BadVector
 from appliance.jobs import Done, Failed, Rows, Usage
 from appliance.workers.open_job import PART_BYTES_MAX
+from appliance.workers.reading import QUERY
 from tests.node_parts import RecordedDelivery, item_ms, job_of, open_job_of, reading_of, tokens_of
 
 
@@ -18,7 +20,7 @@ def test_a_jobs_items_know_their_place() -> None:
         (0, 2, 7.0, "bulk"),
         (1, 1, 7.0, "bulk"),
     ]
-    assert (opened.tokens, opened.cost_left_ms) == (3, 3.0)
+    assert (opened.input_tokens, opened.cost_left_ms) == (3, 3.0)
 
 
 def test_truncated_inputs_are_named_as_the_client_counts() -> None:
@@ -26,6 +28,15 @@ def test_truncated_inputs_are_named_as_the_client_counts() -> None:
     opened.begin(reading_of([tokens_of(1), tokens_of(2, is_truncated=True), tokens_of(3, is_truncated=True)]), item_ms)
 
     assert opened.truncated == (257, 258)
+
+
+def test_an_input_of_several_items_is_truncated_once_and_a_query_is_no_input() -> None:
+    opened = open_job_of(job_of(inputs=("a", "b"), first_index=4))
+    cut = [tokens_of(number, is_truncated=True) for number in range(4)]
+    reading = msgspec.structs.replace(reading_of(cut), owners=(QUERY, 1, 1, 0), input_tokens=3)
+    opened.begin(reading, item_ms)
+
+    assert (opened.truncated, opened.input_tokens, opened.cost_left_ms) == ((4, 5), 3, 4.0)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])

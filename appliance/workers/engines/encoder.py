@@ -91,7 +91,8 @@ class EncoderEngine:
             rows, bad = normalize(rows)
         else:
             rows, bad = finite(rows, batch.lengths if resident.task == "tag" else [1] * len(texts))
-        return Encoded(batch.batch, rows.tobytes(), runner.width, bad, device_s)
+        counts = batch.lengths if resident.task == "tag" else ()
+        return Encoded(batch.batch, rows.tobytes(), runner.width, bad, device_s, counts)
 
 
 @contextmanager

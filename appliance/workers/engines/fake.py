@@ -72,7 +72,8 @@ class FakeEngine:
         bad = tuple(i for i, ids in enumerate(texts) if model.nan_token is not None and model.nan_token in ids)
         if resident.task != "tag":
             rows[list(bad)] = 0.0
-        return Encoded(batch.batch, rows.tobytes(), rows.shape[1], bad, time.perf_counter() - started_s)
+        counts = batch.lengths if resident.task == "tag" else ()
+        return Encoded(batch.batch, rows.tobytes(), rows.shape[1], bad, time.perf_counter() - started_s, counts)
 
 
 class _Resident(NamedTuple):
