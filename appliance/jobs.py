@@ -38,6 +38,7 @@ class Rerank(msgspec.Struct, frozen=True, tag="rerank", omit_defaults=True):
     query: str
     documents: tuple[str, ...]
     document_tokens_max: int | None = None  # cut each document to so many tokens; None is the model's length
+    truncation: Literal["end", "none"] = "end"  # of a query and document that are together over the model's length
 
 
 class Classify(msgspec.Struct, frozen=True, tag="classify", omit_defaults=True):

@@ -13,22 +13,30 @@ JOB_OVERHEAD_BYTES = 1024
 
 
 def chunks(
-    inputs: Sequence[str | bytes], *, bytes_max: int, inputs_max: int, payload_bytes_max: int
+    inputs: Sequence[str | bytes],
+    *,
+    bytes_max: int,
+    inputs_max: int,
+    payload_bytes_max: int,
+    shared_bytes: int = 0,
+    field: str = "input",
 ) -> Iterator[range]:
     """Yield consecutive index ranges, each of at most `inputs_max` inputs and, if it has several, `bytes_max` bytes.
 
-    A single input may exceed `bytes_max`, never the server's `payload_bytes_max`: that raises BodyTooLarge naming it.
+    `shared_bytes` is what each chunk holds besides its inputs: a query. A single input may exceed `bytes_max`, never
+    the server's `payload_bytes_max`: that raises BodyTooLarge naming it, as an item of `field`.
     """
-    room_bytes = payload_bytes_max - JOB_OVERHEAD_BYTES
+    room_bytes = payload_bytes_max - JOB_OVERHEAD_BYTES - shared_bytes
+    bytes_max = min(bytes_max - shared_bytes, room_bytes)
     first, held_bytes = 0, 0
     for index, text in enumerate(inputs):
         size = _size_bytes(text)
         if size > room_bytes:
             raise BodyTooLarge(
-                f"input {index} is {size} B of text, the queue takes {room_bytes} B; shorten or split it",
-                param=f"input[{index}]",
+                f"'{field}[{index}]' is {size} B of text, the queue takes {max(0, room_bytes)} B; shorten or split it",
+                param=f"{field}[{index}]",
             )
-        is_full = index - first >= inputs_max or held_bytes + size > min(bytes_max, room_bytes)
+        is_full = index - first >= inputs_max or held_bytes + size > bytes_max
         if is_full and index > first:
             yield range(first, index)
             first, held_bytes = index, 0

@@ -76,17 +76,27 @@ class Calls:
         return route
 
     async def run(
-        self, request: Request, model: str, inputs: Sequence[str | bytes], task: Callable[[int, int], Task]
+        self,
+        request: Request,
+        model: str,
+        inputs: Sequence[str | bytes],
+        task: Callable[[int, int], Task],
+        *,
+        shared_bytes: int = 0,
+        field: str = "input",
     ) -> Outcome:
         """One answer to all inputs. `task(first, last)` is the task for `inputs[first:last]`.
 
-        Raises an ApplianceError for whatever fails the call.
+        `shared_bytes` is what each task holds besides its inputs, and `field` is the client's name of them. Raises an
+        ApplianceError for whatever fails the call.
         """
         spans = chunks(
             inputs,
             bytes_max=self._queue.chunk_bytes_max,
             inputs_max=self._queue.chunk_inputs_max,
             payload_bytes_max=self._dispatcher.payload_bytes_max,
+            shared_bytes=shared_bytes,
+            field=field,
         )
         return await self._settled(request, model, ((span.start, task(span.start, span.stop)) for span in spans))
 
