@@ -59,6 +59,11 @@ def spans(
     return tuple(found)
 
 
+def kinds(labels: Sequence[str]) -> list[str]:
+    """What spans can be, in order: the labels without the positions within an entity, and without the outside."""
+    return list(dict.fromkeys(_kind(label) for label in labels if label != OUTSIDE))
+
+
 def _entities(best: npt.NDArray[np.intp], words: npt.NDArray[np.int32], labels: Sequence[str]) -> Iterator[list[int]]:
     """The entities, each as the first tokens of its words."""
     entity: list[int] = []

@@ -28,6 +28,7 @@ from appliance.jobs import (
     Tokenize,
 )
 from appliance.presets import Facts, Prompts
+from appliance.tables import shown
 from appliance.workers import outcomes
 from appliance.workers.tokenize import Tokenizer, Tokens
 from appliance.workers.wire import Loaded
@@ -100,7 +101,8 @@ class Reader(msgspec.Struct, frozen=True):
         if task.document_tokens_max is not None and task.document_tokens_max < self.tokenizer.tokens_max:
             documents = self.tokenizer.cut(documents, tokens_max=task.document_tokens_max)
         pairs = [(task.query, document) for document in documents]
-        return Reading(self.tokenizer.encode_pairs(pairs, first_index=first_index), _relevance)
+        items = self.tokenizer.encode_pairs(pairs, truncation=task.truncation, first_index=first_index)
+        return Reading(items, _relevance)
 
     def _classify(self, task: Classify, *, first_index: int) -> Reading:
         inputs = self.tokenizer.encode(task.inputs, truncation=task.truncation, first_index=first_index)
@@ -113,6 +115,7 @@ class Reader(msgspec.Struct, frozen=True):
         return Reading(inputs, answer)
 
     def _extract(self, task: Extract, *, first_index: int) -> Reading:
+        _check_labels(task.labels, known=outcomes.kinds(self.card.labels))
         marked = self.tokenizer.encode_marked(task.inputs, truncation=task.truncation, first_index=first_index)
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
@@ -130,6 +133,16 @@ class Reader(msgspec.Struct, frozen=True):
             return [Spans(tuple(found))]
 
         return Reading([msgspec.structs.replace(text.tokens, rows="per_token") for text in marked], answer)
+
+
+def _check_labels(labels: Sequence[str], *, known: Sequence[str]) -> None:
+    """Raises InvalidRequest: a label that a model never gives would look like a text without any."""
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise InvalidRequest(
+            f"'labels' has {shown(unknown[0])}, which the model does not find; it finds {', '.join(known)}",
+            param="labels",
+        )
 
 
 def kind_of(task: Task) -> str:

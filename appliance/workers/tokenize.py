@@ -128,11 +128,11 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncation: Truncation = "end", first_index: int = 0
     ) -> list[Tokens]:
-        """Tokenize each (query, document) as one input, in order.
+        """Tokenize each (query, document) as one, in order.
 
         A pair over `tokens_max` loses tokens from the end of its longer text until both are as long, then from both:
         the rule "longest_first" of transformers and sentence-transformers. With "none" it raises `TooLong`, which names
-        the pair's index, counted from `first_index`. Raises `InvalidRequest` for a limit that leaves no room.
+        the document, counted from `first_index`. Raises `InvalidRequest` for a limit that leaves no room.
         """
         room = self.tokens_max - self._rust.num_special_tokens_to_add(is_pair=True)
         if room < 1:
@@ -141,7 +141,7 @@ class Tokenizer:
             [(_well_formed(first), _well_formed(second)) for first, second in pairs]
         )
         for index, encoding in enumerate(encodings, first_index):
-            self._check_length(len(encoding), index, is_cut=truncation != "none")
+            self._check_length(len(encoding), index, is_cut=truncation != "none", field="documents")
         return [self._pair_tokens(encoding, room) for encoding in encodings]
 
     def _pair_tokens(self, encoding: Encoding, room: int) -> Tokens:
@@ -157,13 +157,14 @@ class Tokenizer:
         second_start = types.index(1) if self._uses_types and 1 in types else 0
         return Tokens(_packed(ids), len(ids), surplus > 0, second_start)
 
-    def _check_length(self, count: int, index: int, *, is_cut: bool) -> None:
+    def _check_length(self, count: int, index: int, *, is_cut: bool, field: str = "input") -> None:
+        name = f"input {index}" if field == "input" else f"the query with document {index}"
         if count == 0:  # only where the model wants no special tokens
-            raise InvalidRequest(f"input {index} has no tokens; send some text", param=f"input[{index}]")
+            raise InvalidRequest(f"{name} has no tokens; send some text", param=f"{field}[{index}]")
         if count > self.tokens_max and not is_cut:
             raise TooLong(
-                f"input {index} has {count} tokens, the model takes {self.tokens_max}; shorten it or allow truncation",
-                param=f"input[{index}]",
+                f"{name} has {count} tokens, the model takes {self.tokens_max}; shorten it or allow truncation",
+                param=f"{field}[{index}]",
             )
 
     def _tokens(self, ids: Sequence[int], encoding: Encoding, *, keeps_end: bool) -> Tokens:

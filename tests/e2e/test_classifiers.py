@@ -197,10 +197,10 @@ def test_a_pair_that_may_not_be_cut_is_refused_by_its_index(tmp_path: Path) -> N
     save_classifier(tmp_path / "m", "bert", task="score", labels=1)
     tokenizer = Tokenizer.load(tmp_path / "m")
 
-    with pytest.raises(TooLong, match="input 11 has") as caught:
+    with pytest.raises(TooLong, match="the query with document 11 has") as caught:
         tokenizer.encode_pairs([("a", "b"), ("a", "b " * 200)], truncation="none", first_index=10)
 
-    assert caught.value.param == "input[11]"
+    assert caught.value.param == "documents[11]"
     with pytest.raises(InvalidRequest, match="leaves no room for a pair"):
         Tokenizer.load(tmp_path / "m", 3).encode_pairs([("a", "b")])
 

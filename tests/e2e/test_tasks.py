@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from appliance.errors import InvalidRequest
+from appliance.errors import InvalidRequest, TooLong
 from appliance.gateway.dispatch import Dispatcher
 from appliance.jobs import Classify, Embed, Extract, Job, Labels, Part, Rerank, Scores, Span, Spans, Task
 from appliance.presets import load_preset, shipped_presets_dir
@@ -97,6 +97,12 @@ async def test_every_task_gives_what_the_reference_gives(tmp_path: Path) -> None
         only = await appliance.ask("finder", Extract(tuple(TEXTS), labels=("LABEL_1",)))
         with pytest.raises(InvalidRequest, match="serves rerank, not embed"):
             await appliance.ask("ranker", Embed(("text",)))
+        with pytest.raises(InvalidRequest, match="'labels' has 'PERSON', which the model does not find") as unknown:
+            await appliance.ask("finder", Extract(tuple(TEXTS), labels=("LABEL_1", "PERSON")))
+        with pytest.raises(TooLong) as too_long:
+            await appliance.ask("ranker", Rerank("query", ("short", "long " * 5000), truncation="none"))
+    assert unknown.value.param == "labels"
+    assert too_long.value.param == "documents[1]"
 
     assert scores_of(ranked) == pytest.approx(relevance(tmp_path / "ranker", TEXTS), abs=1e-3)
     assert scores_of(cut) != pytest.approx(scores_of(ranked), abs=1e-4)

@@ -77,6 +77,10 @@ def test_only_what_is_wanted_and_sure_enough_is_found() -> None:
     assert spans_of("Ada Acme", words, score_min=0.9999) == []
 
 
+def test_the_kinds_are_what_spans_can_be() -> None:
+    assert outcomes.kinds(LABELS) == ["PER", "ORG", "MISC"]
+
+
 def test_a_text_of_special_tokens_only_has_no_spans() -> None:
     assert spans_of("", []) == []
 
