@@ -40,6 +40,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     load_s: float
     labels: tuple[str, ...] = ()  # of "score" and "tag", in the order of the logits
     activation: str = ""  # what makes scores of logits: "sigmoid" | "softmax" | "identity"; "" for "embed"
+    has_token_vectors: bool = False  # of "embed": whether `Encode.per_token` may be asked
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):

@@ -32,6 +32,7 @@ class ClassifierRunner:
         self._model = model
         self._inner = inner
         self._is_per_token = task == "tag"
+        self.has_token_vectors = False
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self.weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self.width = int(model.config.num_labels)
@@ -67,8 +68,14 @@ class ClassifierRunner:
         types = encoded.get("token_type_ids") or []
         return np.asarray(encoded["input_ids"], dtype=np.int32), types.index(1) if 1 in types else 0
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+    def run(
+        self,
+        texts: Sequence[npt.NDArray[np.int32]],
+        second_starts: Sequence[int] = (),
+        per_token: Sequence[int] = (),
+    ) -> npt.NDArray[np.float32]:
         """See `Runner.run`."""
+        assert not per_token, "the task alone says of what a classifier gives rows"
         second_starts = second_starts or [0] * len(texts)
         parts: list[npt.NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(texts)
         limit = padding_tokens_max(self._model.device.type)

@@ -20,7 +20,7 @@ from appliance.workers.engine import DeviceLost, OutOfMemory
 from appliance.workers.engines.classification import load_classifier
 from appliance.workers.engines.embedding import load_embedder
 from appliance.workers.engines.label_card import LabelCard
-from appliance.workers.engines.packing import finite, normalize, second_starts_of, unpack
+from appliance.workers.engines.packing import finite, normalize, per_token_of, row_counts, second_starts_of, unpack
 from appliance.workers.engines.runner import Runner
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
@@ -71,6 +71,7 @@ class EncoderEngine:
             load_s=load_s,
             labels=card.labels,
             activation=card.activation,
+            has_token_vectors=runner.has_token_vectors,
         )
 
     def encode(self, batch: Encode) -> Encoded:
@@ -83,16 +84,19 @@ class EncoderEngine:
         second_starts = second_starts_of(batch)
         if resident.task == "embed" and any(second_starts):
             raise ValueError("an embedding model takes single texts")
+        per_token = per_token_of(batch, is_able=runner.has_token_vectors)
         started_s = time.perf_counter()
         with _translated():
-            rows = runner.run(texts, second_starts)
+            rows = runner.run(texts, second_starts, per_token)
         device_s = time.perf_counter() - started_s
+        counts = batch.lengths if resident.task == "tag" else row_counts(batch.lengths, per_token)
         if resident.task == "embed":
-            rows, bad = normalize(rows)
+            rows, bad = normalize(rows, counts)
         else:
-            rows, bad = finite(rows, batch.lengths if resident.task == "tag" else [1] * len(texts))
-        counts = batch.lengths if resident.task == "tag" else ()
-        return Encoded(batch.batch, rows.tobytes(), runner.width, bad, device_s, counts)
+            rows, bad = finite(rows, counts)
+        return Encoded(
+            batch.batch, rows.tobytes(), runner.width, bad, device_s, counts if sum(counts) != len(texts) else ()
+        )
 
 
 @contextmanager

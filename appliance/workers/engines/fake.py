@@ -7,6 +7,7 @@ width and makes it slow, or makes chosen tokens fail in each way that a real eng
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.workers.engine import OutOfMemory
-from appliance.workers.engines.packing import unpack
+from appliance.workers.engines.packing import per_token_of, row_counts, unpack
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
 FILE_NAME = "fake.json"
@@ -56,7 +57,9 @@ class FakeEngine:
         activation = "" if order.task == "embed" else "softmax" if len(labels) > 1 else "sigmoid"
         width = len(labels) or model.width
         load_s = time.perf_counter() - started_s
-        return Loaded(order.model, width, model.tokens_max, order.dtype, 0, load_s, labels, activation)
+        return Loaded(
+            order.model, width, model.tokens_max, order.dtype, 0, load_s, labels, activation, order.task == "embed"
+        )
 
     def encode(self, batch: Encode) -> Encoded:
         resident = self._models.get(batch.model)
@@ -68,11 +71,11 @@ class FakeEngine:
         tokens = sum(batch.lengths)
         _fail_as_told(model, np.concatenate(texts), tokens)
         time.sleep(model.batch_s + tokens * model.token_s)
-        rows = resident.rows(texts)
+        per_token = per_token_of(batch, is_able=resident.task == "embed")
+        counts = batch.lengths if resident.task == "tag" else row_counts(batch.lengths, per_token)
+        rows = resident.rows(texts, counts)
         bad = tuple(i for i, ids in enumerate(texts) if model.nan_token is not None and model.nan_token in ids)
-        if resident.task != "tag":
-            rows[list(bad)] = 0.0
-        counts = batch.lengths if resident.task == "tag" else ()
+        rows[np.repeat(np.isin(np.arange(len(texts)), bad), counts)] = 0.0
         return Encoded(batch.batch, rows.tobytes(), rows.shape[1], bad, time.perf_counter() - started_s, counts)
 
 
@@ -80,11 +83,15 @@ class _Resident(NamedTuple):
     model: FakeModel
     task: str
 
-    def rows(self, texts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
-        """Vectors, logits a text, or logits a token: the same tokens always give the same."""
+    def rows(self, texts: list[npt.NDArray[np.int32]], counts: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Vectors or logits, one of a text or one of each of its tokens: the same tokens always give the same."""
+        pieces = [
+            piece
+            for ids, count in zip(texts, counts, strict=True)
+            for piece in ([ids] if count == 1 else [ids[at : at + 1] for at in range(count)])
+        ]
         if self.task == "embed":
-            return np.stack([_unit_vector(ids, self.model.width) for ids in texts])
-        pieces = texts if self.task == "score" else [ids[at : at + 1] for ids in texts for at in range(len(ids))]
+            return np.stack([_unit_vector(ids, self.model.width) for ids in pieces])
         return np.stack([4 * _unit_vector(ids, len(self.model.labels)) for ids in pieces])
 
 

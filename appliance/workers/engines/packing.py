@@ -40,26 +40,54 @@ def second_starts_of(batch: Encode) -> tuple[int, ...]:
     return batch.second_starts
 
 
+def per_token_of(batch: Encode, *, is_able: bool) -> tuple[int, ...]:
+    """The positions whose tokens' vectors are wanted. Raises ValueError for what is none, or a model without."""
+    if batch.per_token and not is_able:
+        raise ValueError("the model gives no vectors of tokens")
+    if any(not 0 <= position < len(batch.lengths) for position in batch.per_token):
+        raise ValueError(f"per_token names positions outside the batch of {len(batch.lengths)} texts")
+    return batch.per_token
+
+
+def row_counts(lengths: Sequence[int], per_token: Sequence[int]) -> tuple[int, ...]:
+    """How many rows each text has: one, or one a token."""
+    if not per_token:
+        return (1,) * len(lengths)
+    wanted = frozenset(per_token)
+    return tuple(length if position in wanted else 1 for position, length in enumerate(lengths))
+
+
 def finite(rows: npt.NDArray[np.float32], counts: Sequence[int]) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
-    """`rows` as they are, text i having `counts[i]` of them.
+    """`rows` as they are, text i having `counts[i]` of them, at least one.
 
     The rows of a text that has any number which is not finite come back as zeros, with the text's position.
     """
     sound = np.ascontiguousarray(rows, dtype="<f4")
-    starts = np.cumsum([0, *counts[:-1]])
-    is_bad = np.add.reduceat(~np.isfinite(sound).all(axis=1), starts) > 0
-    bad = tuple(int(position) for position in np.flatnonzero(is_bad))
-    if bad:
-        sound = np.where(np.repeat(is_bad, counts)[:, None], np.float32(0.0), sound)
-    return sound, bad
+    return _blanked(sound, np.isfinite(sound).all(axis=1), counts)
 
 
-def normalize(rows: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
-    """Scale each row to length one. Rows that are not finite or are zero come back as zeros, with their positions."""
+def normalize(
+    rows: npt.NDArray[np.float32], counts: Sequence[int] = ()
+) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
+    """Scale each row to length one, text i having `counts[i]` of them, at least one; (): one each.
+
+    The rows of a text that has any row which is not finite or is zero come back as zeros, with the text's position.
+    """
     # In float64, so that the squares of large but finite values do not overflow.
     exact = rows.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1)
     good = np.isfinite(lengths) & (lengths > 0.0)
     unit = np.zeros(rows.shape, dtype="<f4")
     unit[good] = exact[good] / lengths[good, None]
-    return unit, tuple(int(position) for position in np.flatnonzero(~good))
+    return _blanked(unit, good, counts or (1,) * len(rows))
+
+
+def _blanked(
+    rows: npt.NDArray[np.float32], is_good: npt.NDArray[np.bool_], counts: Sequence[int]
+) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
+    """`rows`, those of each text with a row that is not good as zeros, and the positions of such texts."""
+    if is_good.all():
+        return rows, ()
+    is_bad = np.add.reduceat(~is_good, np.cumsum([0, *counts[:-1]])) > 0
+    blanked = np.where(np.repeat(is_bad, counts)[:, None], np.float32(0.0), rows)
+    return blanked, tuple(int(position) for position in np.flatnonzero(is_bad))

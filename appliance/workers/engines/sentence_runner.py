@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -36,6 +36,7 @@ class SentenceTransformersRunner:
         if not width:
             raise ValueError("the model does not say how wide its vectors are")
         self.width = int(width)
+        self.has_token_vectors = self.width == _token_width(model)
         self._has_token_types = _has_token_types(tokenizer)
         # RoBERTa-likes count positions by comparing with it, so it must be the model's own.
         self._pad_id = next(
@@ -72,18 +73,30 @@ class SentenceTransformersRunner:
             if "pooler" not in name.split(".")
         }
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+    def run(
+        self,
+        texts: Sequence[npt.NDArray[np.int32]],
+        second_starts: Sequence[int] = (),
+        per_token: Sequence[int] = (),
+    ) -> npt.NDArray[np.float32]:
         """See `Runner.run`. Raises ValueError for a text with a second part."""
         if any(second_starts):
             raise ValueError("an embedding model takes single texts")
-        rows = np.empty((len(texts), self.width), dtype=np.float32)
+        parts: list[npt.NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(texts)
         limit = padding_tokens_max(self._model.device.type)
+        wanted = frozenset(per_token)
         for positions in sub_batches([len(text) for text in texts], padding_tokens_max=limit):
-            rows[positions] = self._run_padded([texts[position] for position in positions])
-        return rows
+            is_per_token = [position in wanted for position in positions]
+            answers = self._run_padded([texts[position] for position in positions], is_per_token)
+            for position, answer in zip(positions, answers, strict=True):
+                parts[position] = answer
+        return np.concatenate(parts)
 
     @torch.inference_mode()
-    def _run_padded(self, texts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+    def _run_padded(
+        self, texts: Sequence[npt.NDArray[np.int32]], is_per_token: Sequence[bool]
+    ) -> list[npt.NDArray[np.float32]]:
+        """[rows, width] of each text."""
         longest = max(len(text) for text in texts)
         ids = np.full((len(texts), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(texts), longest), dtype=np.int64)
@@ -94,8 +107,13 @@ class SentenceTransformersRunner:
         features = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
         if self._has_token_types:
             features["token_type_ids"] = torch.zeros_like(features["input_ids"])
-        vectors: torch.Tensor = self._model(features)["sentence_embedding"]
-        return vectors[:, : self.width].float().cpu().numpy()  # a model may be saved with a shorter Matryoshka width
+        found = self._model(features)
+        # A model may be saved with a shorter Matryoshka width.
+        pooled: npt.NDArray[np.float32] = found["sentence_embedding"][:, : self.width].float().cpu().numpy()
+        return [
+            found["token_embeddings"][row, : len(text)].float().cpu().numpy() if wanted else pooled[row : row + 1]
+            for row, (text, wanted) in enumerate(zip(texts, is_per_token, strict=True))
+        ]
 
 
 def _spread(flat: torch.Tensor) -> torch.Tensor:
@@ -118,6 +136,15 @@ def _check_poolings(model: SentenceTransformer) -> None:
     for module in model:
         if isinstance(module, Pooling) and not module.include_prompt:
             raise ValueError("the pooling leaves the prompt out (include_prompt=false), which is not served")
+
+
+def _token_width(model: SentenceTransformer) -> int:
+    """Of the token vectors that are pooled into the model's own; 0 where what follows makes something else of them."""
+    transformer, *others = model
+    if not all(isinstance(module, Pooling | Normalize) for module in others):
+        return 0
+    assert isinstance(transformer, Transformer), "checked before"
+    return int(transformer.get_embedding_dimension())
 
 
 def _has_token_types(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -67,10 +67,14 @@ class _Dense(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Head:
     """Pooling and the modules after it."""
 
-    def __init__(self, modes: Sequence[Mode], steps: Sequence[Step], width: int, weights_bytes: int) -> None:
+    def __init__(
+        self, modes: Sequence[Mode], steps: Sequence[Step], width: int, weights_bytes: int, *, has_token_vectors: bool
+    ) -> None:
         self.width = width
         self.weights_bytes = weights_bytes
         self.is_per_token = False
+        # One mode of pooling and no other step but normalization: a text's vector lies among its tokens' vectors.
+        self.has_token_vectors = has_token_vectors
         self._modes = modes
         self._steps = steps
 
@@ -87,7 +91,7 @@ def load_head(folder: Path, *, token_width: int, device: str) -> Head:
     """Read the modules after the transformer. Raises `Unsupported`, or ValueError for missing weights."""
     modules = model_files.modules(folder)
     if not modules:
-        return Head([MODES["mean"]], [], token_width, 0)
+        return Head([MODES["mean"]], [], token_width, 0, has_token_vectors=True)
     check_transformer(folder, modules, task="feature-extraction", output="last_hidden_state", name="token_embeddings")
     if len(modules) < 2 or _kind(modules[1]) != "Pooling":
         raise Unsupported("the second module is not Pooling")
@@ -104,7 +108,8 @@ def load_head(folder: Path, *, token_width: int, device: str) -> Head:
                 width = settings.out_features
             case other:
                 raise Unsupported(f"the module {other}")
-    return Head(modes, steps, width, weights_bytes)
+    has_dense = any(_kind(module) == "Dense" for module in modules)
+    return Head(modes, steps, width, weights_bytes, has_token_vectors=len(modes) == 1 and not has_dense)
 
 
 def _kind(module: model_files.ModelModule) -> str:

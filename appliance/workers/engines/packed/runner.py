@@ -12,7 +12,7 @@ from appliance.workers import model_files
 from appliance.workers.engines.packed.classify import Classifier, load_classifier
 from appliance.workers.engines.packed.families import family_of, keys_multiple
 from appliance.workers.engines.packed.modules import Head, load_head
-from appliance.workers.engines.packed.pack import pack
+from appliance.workers.engines.packed.pack import Pack, pack
 from appliance.workers.engines.packed.stack import Stack
 from appliance.workers.engines.packed.weights import Weights
 
@@ -29,6 +29,7 @@ class PackedRunner:
     def __init__(self, stack: Stack, head: Head | Classifier, *, device: str, weights_bytes: int) -> None:
         self.width = head.width
         self.vocabulary = stack.vocabulary
+        self.has_token_vectors = isinstance(head, Head) and head.has_token_vectors
         self.weights_bytes = weights_bytes
         self._stack = stack
         self._head = head
@@ -57,26 +58,47 @@ class PackedRunner:
         weights.log_unused()
         return cls(stack, head, device=device, weights_bytes=weights.bytes_taken + head.weights_bytes)
 
-    def run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int] = ()) -> npt.NDArray[np.float32]:
+    def run(
+        self,
+        texts: Sequence[npt.NDArray[np.int32]],
+        second_starts: Sequence[int] = (),
+        per_token: Sequence[int] = (),
+    ) -> npt.NDArray[np.float32]:
         """See `Runner.run`."""
         groups = list(passes([len(text) for text in texts], tokens_max=self._tokens_max))
-        rows = [self._run(texts[start:end], second_starts[start:end]) for start, end in groups]
+        wanted = frozenset(per_token)
+        rows = [
+            self._run(
+                texts[start:end],
+                second_starts[start:end],
+                [position - start for position in range(start, end) if position in wanted] if wanted else (),
+            )
+            for start, end in groups
+        ]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def _run(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int]) -> npt.NDArray[np.float32]:
-        rows = self._pass(texts, second_starts)
+    def _run(
+        self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int], per_token: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        rows = self._pass(texts, second_starts, per_token)
         if len(texts) > 1 and not np.isfinite(rows).all():
             # A text's attention reads masked rows of its neighbours, and 0 times infinity is not a number: only a text
             # that fails alone is at fault.
-            counts = [len(text) if self._head.is_per_token else 1 for text in texts]
+            counts = [
+                len(text) if self._head.is_per_token or position in per_token else 1
+                for position, text in enumerate(texts)
+            ]
             for position, end in enumerate(np.cumsum(counts).tolist()):
                 own = slice(end - counts[position], end)
                 if not np.isfinite(rows[own]).all():
-                    rows[own] = self._pass([texts[position]], second_starts[position : position + 1])
+                    alone = (0,) if position in per_token else ()
+                    rows[own] = self._pass([texts[position]], second_starts[position : position + 1], alone)
         return rows
 
     @torch.inference_mode()
-    def _pass(self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int]) -> npt.NDArray[np.float32]:
+    def _pass(
+        self, texts: Sequence[npt.NDArray[np.int32]], second_starts: Sequence[int], per_token: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
         batch = pack(
             texts,
             device=self._device,
@@ -85,8 +107,23 @@ class PackedRunner:
             pad_id=self._stack.pad_id,
             second_starts=second_starts,
         )
-        rows: npt.NDArray[np.float32] = self._head(self._stack(batch), batch).cpu().numpy()
-        return rows
+        hidden = self._stack(batch)
+        rows = self._head(hidden, batch)
+        if per_token:
+            rows = _with_tokens(rows, hidden, batch, per_token)
+        answer: npt.NDArray[np.float32] = rows.cpu().numpy()
+        return answer
+
+
+def _with_tokens(pooled: torch.Tensor, hidden: torch.Tensor, batch: Pack, per_token: Sequence[int]) -> torch.Tensor:
+    """`pooled` [texts, width], the rows of the texts at `per_token` replaced by those of their tokens."""
+    parts = [
+        hidden[segment.start : segment.start + segment.length].float()
+        if position in per_token
+        else pooled[position : position + 1]
+        for position, segment in enumerate(batch.segments)
+    ]
+    return torch.cat(parts)
 
 
 def passes(lengths: Sequence[int], *, tokens_max: int) -> Iterator[tuple[int, int]]:
