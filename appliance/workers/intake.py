@@ -17,7 +17,8 @@ from appliance.jobs import Job, decode_job
 from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
-from appliance.workers.reading import Reader, Reading
+from appliance.workers.read_job import Reading
+from appliance.workers.reading import Reader
 from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64

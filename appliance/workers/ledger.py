@@ -31,7 +31,7 @@ from appliance.jobs import (
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
 from appliance.workers.open_job import PART_BYTES_MAX, Item, OpenJob
-from appliance.workers.reading import FLOAT_BYTES, Reading
+from appliance.workers.read_job import FLOAT_BYTES, Reading
 from appliance.workers.wire import Encoded
 
 REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers take by default

@@ -31,7 +31,8 @@ from appliance.workers.exchange import Exchange
 from appliance.workers.intake import Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import Item, OpenJob
-from appliance.workers.reading import Reader, Reading, engine_task
+from appliance.workers.read_job import Reading
+from appliance.workers.reading import Reader, engine_task
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.wire import Load, Loaded
 

@@ -4,12 +4,10 @@ An engine knows three things only: vectors of texts ("embed"), logits of texts o
 ("tag"). What a rerank or an extraction is, is known here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from appliance.errors import InvalidRequest, StartupError
 from appliance.jobs import (
@@ -21,7 +19,6 @@ from appliance.jobs import (
     Labels,
     Part,
     Rerank,
-    Rows,
     Scores,
     Spans,
     Task,
@@ -30,28 +27,12 @@ from appliance.jobs import (
 from appliance.presets import Facts, Prompts
 from appliance.tables import shown
 from appliance.workers import outcomes
-from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.read_job import Reading, matrix, rows
+from appliance.workers.tokenize import Tokenizer
 from appliance.workers.wire import Loaded
-
-FLOAT_BYTES = 4
-QUERY = -1  # in `Reading.owners`
 
 # From the tasks a preset names to the one thing its engine does.
 ENGINE_TASKS = {"embed": "embed", "rerank": "score", "classify": "score", "extract": "tag"}
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """A job, read: the items that a device has to compute, none where the answer needs no device.
-
-    `answer` gets the rows of each item as a float32 buffer, the width of a row, and the limit of a part in bytes. It
-    may raise an ApplianceError that names the client's input.
-    """
-
-    items: list[Tokens]
-    answer: Callable[[Sequence[memoryview], int, int], list[Part]]
-    owners: tuple[int, ...] = ()  # the task's input or document each item is of, or `QUERY`; (): one each, in order
-    input_tokens: int | None = None  # for the usage, where not the tokens of all items
-    space: str = ""  # see `jobs.Done`
 
 
 class Reader(msgspec.Struct, frozen=True):
@@ -109,7 +90,7 @@ class Reader(msgspec.Struct, frozen=True):
         activation: outcomes.Activation = "sigmoid" if self.card.activation == "sigmoid" else "softmax"
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
-            found = outcomes.probabilities(_matrix(buffers, width), activation=activation)
+            found = outcomes.probabilities(matrix(buffers, width), activation=activation)
             return [Labels(self.card.labels, found.astype("<f4").tobytes())]
 
         return Reading(inputs, answer)
@@ -121,7 +102,7 @@ class Reader(msgspec.Struct, frozen=True):
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
             found = [
                 outcomes.spans(
-                    _matrix([buffer], width),
+                    matrix([buffer], width),
                     offsets=text.offsets,
                     words=text.words,
                     labels=self.card.labels,
@@ -162,17 +143,5 @@ def engine_task(facts: Facts) -> str:
     return wanted.pop()
 
 
-def rows(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
-    """Vectors in parts of a bounded size, one row at least."""
-    data = b"".join(buffers)
-    stride = FLOAT_BYTES * width
-    part_bytes = max(1, bytes_max // stride) * stride
-    return [Rows(data[start : start + part_bytes], width) for start in range(0, len(data), part_bytes)]
-
-
 def _relevance(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
-    return [Scores(outcomes.relevance(_matrix(buffers, width)).astype("<f4").tobytes())]
-
-
-def _matrix(buffers: Sequence[memoryview], width: int) -> npt.NDArray[np.float32]:
-    return np.frombuffer(b"".join(buffers), dtype="<f4").reshape(-1, width)
+    return [Scores(outcomes.relevance(matrix(buffers, width)).astype("<f4").tobytes())]

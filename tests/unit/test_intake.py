@@ -14,7 +14,8 @@ from appliance.presets import Facts, Prompts
 from appliance.workers.intake import JOBS_A_HOP_MAX, Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import OpenJob
-from appliance.workers.reading import Reader, Reading
+from appliance.workers.read_job import Reading
+from appliance.workers.reading import Reader
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.wire import Loaded
 from tests.node_parts import (

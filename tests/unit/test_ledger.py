@@ -11,7 +11,7 @@ from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnava
 from appliance.jobs import Done, Failed, Part, Reply, Rows, Text, Usage, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
-from appliance.workers.reading import QUERY, Reading
+from appliance.workers.read_job import QUERY, Reading
 from appliance.workers.wire import Encoded
 from tests.node_parts import RecordedDelivery, RecordingNodeQueue, encoded_of, item_ms, job_of, reading_of, tokens_of
 

@@ -7,7 +7,7 @@ import pytest
 from appliance.errors import BadVector
 from appliance.jobs import Done, Failed, Rows, Usage
 from appliance.workers.open_job import PART_BYTES_MAX
-from appliance.workers.reading import QUERY
+from appliance.workers.read_job import QUERY
 from tests.node_parts import RecordedDelivery, item_ms, job_of, open_job_of, reading_of, tokens_of
 
 

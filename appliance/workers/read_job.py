@@ -1,0 +1,40 @@
+"""A job, read: what a device has to compute for it, and how its answer is made of that."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from appliance.jobs import Part, Rows
+from appliance.workers.tokenize import Tokens
+
+FLOAT_BYTES = 4
+QUERY = -1  # in `Reading.owners`
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """The items that a device has to compute, none where the answer needs no device.
+
+    `answer` gets the rows of each item as a float32 buffer, the width of a row, and the limit of a part in bytes. It
+    may raise an ApplianceError that names the client's input.
+    """
+
+    items: list[Tokens]
+    answer: Callable[[Sequence[memoryview], int, int], list[Part]]
+    owners: tuple[int, ...] = ()  # the task's input or document each item is of, or `QUERY`; (): one each, in order
+    input_tokens: int | None = None  # for the usage, where not the tokens of all items
+    space: str = ""  # see `jobs.Done`
+
+
+def rows(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
+    """Vectors in parts of a bounded size, one row at least."""
+    data = b"".join(buffers)
+    stride = FLOAT_BYTES * width
+    part_bytes = max(1, bytes_max // stride) * stride
+    return [Rows(data[start : start + part_bytes], width) for start in range(0, len(data), part_bytes)]
+
+
+def matrix(buffers: Sequence[memoryview], width: int) -> npt.NDArray[np.float32]:
+    """All rows of the items: [rows, width]."""
+    return np.frombuffer(b"".join(buffers), dtype="<f4").reshape(-1, width)
