@@ -2,13 +2,17 @@
 
 Several processes of one machine share their figures through files in `PROMETHEUS_MULTIPROC_DIR` (prometheus_client's
 multiprocess mode): `appliance up` sets it, so one scrape of any gateway shows gateways, node and all. Without it a
-process shows its own.
+process shows its own. What is counted often is tallied first (`tally.py`), so another process' figures are late by
+`tally.FLUSH_INTERVAL_S`.
 """
 
 import os
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from appliance.tally import Counter, Histogram, Sum, flush
 
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -23,9 +27,11 @@ REQUEST_SECONDS = Histogram(
 )
 INPUT_TOKENS = Counter("appliance_input_tokens_total", "Model tokens answered for", ["model"])
 TRUNCATED_INPUTS = Counter("appliance_truncated_inputs_total", "Inputs cut to the model's length", ["model"])
-PENDING_REQUESTS = Gauge("appliance_pending_requests", "Requests waiting for a node", multiprocess_mode="livesum")
+PENDING_REQUESTS = Sum(Gauge("appliance_pending_requests", "Requests waiting for a node", multiprocess_mode="livesum"))
 STALE_REPLIES = Counter("appliance_stale_replies_total", "Replies that settled nothing", ["reason"])
-RESUBMITTED_JOBS = Counter("appliance_resubmitted_jobs_total", "Jobs sent again after the queue was lost")
+RESUBMITTED_JOBS = prometheus_client.Counter(
+    "appliance_resubmitted_jobs_total", "Jobs sent again after the queue was lost"
+)
 CANARY_SECONDS = Gauge(
     "appliance_canary_seconds", "Round trip of the last canary", ["model"], multiprocess_mode="mostrecent"
 )
@@ -64,6 +70,7 @@ RESIDENT_BYTES = Gauge(
 
 def exposition() -> bytes:
     """All figures in Prometheus' text format; this process' own where the shared files are not there, or gone."""
+    flush()
     if not os.path.isdir(os.environ.get(MULTIPROCESS_VARIABLE, "")):
         return generate_latest()
     registry = CollectorRegistry()

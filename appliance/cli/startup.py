@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 import click
 import uvloop
 
-from appliance import logs
+from appliance import logs, tally
 from appliance.errors import StartupError
 from appliance.settings import Settings
 from appliance.settings_source import load_settings
 
+GARBAGE_OBJECTS = 20_000  # made and not freed, before the collector looks at them
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again will not help
 
 config_option = click.option(
@@ -43,8 +45,29 @@ def prepare(config_file: Path | None, *, part: str) -> Settings:
 
 def run(main: Coroutine[object, object, None]) -> None:
     """Run on uvloop: half the CPU of the standard loop for many small messages."""
+    _collect_less()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
+        runner.run(_counted(main))
+
+
+def _collect_less() -> None:
+    """Keep the garbage collector off what start-up made, and from looking at every few requests' worth of objects.
+
+    It took 7 % of the gateway's CPU, and a full collection stops everything for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+
+
+async def _counted(main: Coroutine[object, object, None]) -> None:
+    """`main`, with what it counts handed over from time to time and at its end."""
+    flushing = asyncio.create_task(tally.keep_flushed())
+    try:
+        await main
+    finally:
+        flushing.cancel()
+        await asyncio.wait({flushing})
 
 
 def stop_signals() -> asyncio.Event:

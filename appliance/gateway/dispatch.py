@@ -141,7 +141,7 @@ class Dispatcher(GatewayListener):
         finally:
             self._requests -= 1
             self._bytes -= size
-            telemetry.PENDING_REQUESTS.dec()
+            telemetry.PENDING_REQUESTS.inc(-1)
             await self._forget(call)
             if call.done.done() and not call.done.cancelled():
                 call.done.exception()  # retrieved, also when the client left at the same moment

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
-from appliance import telemetry
+from appliance import tally
 from appliance.errors import (
     ApplianceError,
     BadVector,
@@ -109,12 +110,8 @@ def firsts_of(results: Sequence[Result]) -> list[float]:
 @contextmanager
 def counted(reason: str, count: int) -> Iterator[None]:
     def stale() -> float:
-        return sum(
-            sample.value
-            for metric in telemetry.STALE_REPLIES.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total") and sample.labels["reason"] == reason
-        )
+        tally.flush()
+        return REGISTRY.get_sample_value("appliance_stale_replies_total", {"reason": reason}) or 0.0
 
     before = stale()
     yield
