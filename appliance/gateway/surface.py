@@ -1,21 +1,30 @@
 """Everything that is served over HTTP, as one table."""
 
+from dataclasses import replace
+
+import msgspec
+
 from appliance import telemetry
-from appliance.compat import openai_embeddings, openai_models
+from appliance.compat import extract, openai_embeddings, openai_models, rerank
+from appliance.gateway import openapi
 from appliance.gateway.calls import Calls
 from appliance.gateway.embeddings import Embeddings
+from appliance.gateway.extract import Extraction
 from appliance.gateway.health import Canary, Health
 from appliance.gateway.http import Answer, Request
 from appliance.gateway.models import Models
 from appliance.gateway.operation import Operation
+from appliance.gateway.rerank import Reranking
 
 
 def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     """The table. Add an endpoint here and nowhere else: its routes, its documentation and its bounds follow."""
     embeddings = Embeddings(calls)
+    extraction = Extraction(calls)
     models = Models(calls.catalog)
+    reranking = Reranking(calls)
     health = Health(canary, calls.catalog.models())
-    return (
+    described = (
         Operation(
             paths=("/v1/embeddings",),
             name="embeddings",
@@ -25,6 +34,35 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             answer=openai_embeddings.EmbeddingsAnswer,
             headers=("x-appliance-ignored", "x-appliance-truncated"),
             is_hot=True,
+        ),
+        Operation(
+            paths=("/v1/rerank", "/rerank"),
+            name="rerank",
+            summary="Order documents by their relevance to a query, as Cohere's v1, Jina's and Voyage's API",
+            serve=reranking.v1,
+            body=rerank.RerankBody,
+            answer=rerank.RerankAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored", "x-appliance-truncated"),
+        ),
+        Operation(
+            paths=("/v2/rerank",),
+            name="rerank",
+            summary="Order documents by their relevance to a query, as Cohere's v2 API",
+            serve=reranking.v2,
+            body=rerank.RerankBody,
+            answer=rerank.RerankAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored", "x-appliance-truncated"),
+        ),
+        Operation(
+            paths=("/v1/extract",),
+            name="extract",
+            summary="Find the named entities of texts",
+            serve=extraction.post,
+            body=extract.ExtractBody,
+            answer=extract.ExtractAnswer,
+            headers=("x-appliance-ignored", "x-appliance-truncated"),
         ),
         Operation(
             paths=("/v1/models",),
@@ -68,6 +106,27 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             content_type=telemetry.CONTENT_TYPE,
         ),
     )
+    # Open: it says what any release says, nothing of this one's models; and tools that read it send no key.
+    schema = Operation(
+        paths=("/schema", "/schema/openapi.json"),
+        name="schema",
+        summary="This document",
+        methods=("GET",),
+        is_open=True,
+    )
+    document = Document(openapi.document((*described, schema)))
+    return (*described, replace(schema, serve=document.get))
+
+
+class Document:
+    """The OpenAPI document, written once."""
+
+    def __init__(self, document: openapi.Json) -> None:
+        self._body = msgspec.json.encode(document)
+
+    async def get(self, request: Request) -> Answer:
+        """All of it."""
+        return Answer(self._body)
 
 
 async def metrics(request: Request) -> Answer:

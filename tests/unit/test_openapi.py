@@ -1,0 +1,102 @@
+"""The OpenAPI document: valid, complete, open, and of the same table as the routes."""
+
+import re
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from appliance.gateway.openapi import document
+from appliance.gateway.operation import Operation
+from tests.gateway_parts import Gateway
+
+OPENAI = {"$ref": "#/components/schemas/OpenAIErrorBody"}
+COHERE = {"$ref": "#/components/schemas/CohereErrorBody"}
+
+
+async def schema_of(path: str = "/schema") -> dict[str, Any]:
+    async with Gateway().client(authorization="") as client:
+        answer = await client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.slow
+async def test_it_is_valid_and_open_to_all() -> None:
+    schema = await schema_of()
+
+    assert schema["openapi"] == "3.1.0"
+    validate(schema)
+    assert await schema_of("/schema/openapi.json") == schema
+
+
+async def test_whatever_is_described_is_served_by_these_methods_only() -> None:
+    schema = await schema_of()
+    async with Gateway().client() as client:
+        for path, item in schema["paths"].items():
+            real = re.sub(r"\{\w+\}", "org/ranker", path)
+            for method in item:
+                answer = await client.request(method, real)
+                assert answer.status_code in {200, 400, 503}, (method, path)
+            answer = await client.request("PATCH", real)
+            assert answer.status_code == 405
+            if allowed := answer.headers.get("allow"):
+                assert set(allowed.lower().split(", ")) == set(item)
+
+
+async def test_only_what_is_no_inference_is_open() -> None:
+    schema = await schema_of()
+    is_open = {
+        path for path, item in schema["paths"].items() if any(one.get("security") == [] for one in item.values())
+    }
+
+    assert is_open == {"/healthz", "/readyz", "/schema"}
+    async with Gateway().client(authorization="") as client:
+        for path in schema["paths"]:
+            answer = await client.post(re.sub(r"\{\w+\}", "x", path))
+            assert (answer.status_code == 401) == (path not in is_open), path
+
+
+async def test_a_body_may_have_unknown_fields_and_both_forms() -> None:
+    schema = await schema_of()
+
+    for item in schema["paths"].values():
+        for operation in item.values():
+            if "requestBody" in operation:
+                content = operation["requestBody"]["content"]
+                assert set(content) == {"application/json", "application/msgpack"}
+                name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                assert schema["components"]["schemas"][name].get("additionalProperties") is not False
+                assert "x-appliance-ignored" in operation["responses"]["200"]["headers"]
+
+
+async def test_errors_are_described_in_the_paths_own_dialect() -> None:
+    schema = await schema_of()
+
+    def error_of(path: str) -> object:
+        name = schema["paths"][path]["post"]["responses"]["400"]["$ref"].rpartition("/")[2]
+        return schema["components"]["responses"][name]["content"]["application/json"]["schema"]
+
+    assert error_of("/v1/extract") == OPENAI
+    assert error_of("/v1/rerank") == COHERE
+
+
+async def test_every_name_is_used_once() -> None:
+    schema = await schema_of()
+    ids = [operation["operationId"] for item in schema["paths"].values() for operation in item.values()]
+
+    assert len(set(ids)) == len(ids)
+
+
+def test_parameters_are_described() -> None:
+    operation = Operation(
+        paths=("/a/{name:str}/b", "/also"), name="a", summary="s", methods=("GET",), query=("limit",), statuses=(503,)
+    )
+
+    described = document([operation])["paths"]["/a/{name}/b"]["get"]
+
+    assert [(one["name"], one["in"]) for one in described["parameters"]] == [("name", "path"), ("limit", "query")]
+    assert described["description"] == "Also served at /also."
+    assert set(described["responses"]) == {"200", "401", "405", "500", "503"}
