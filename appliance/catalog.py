@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 
 from appliance.errors import ModelNotFound, StartupError
 from appliance.jobs import Intent
-from appliance.presets import Facts
+from appliance.presets import Facts, TaskName
 from appliance.settings import AliasSettings
 from appliance.tables import did_you_mean, shown
 
@@ -100,6 +100,15 @@ class Catalog:
                 param="model",
             )
         return route
+
+    def default(self, *tasks: TaskName) -> Route:
+        """The model for a client that names none: the first that does the first of `tasks`, else the next of them."""
+        models = [route for route in self._routes.values() if not route.is_alias]
+        for task in tasks:
+            for route in models:
+                if task in route.facts.tasks:
+                    return route
+        raise ModelNotFound(f"no model served here does {' or '.join(tasks)}; see GET /v1/models", param="model")
 
     def entries(self) -> tuple[Entry, ...]:
         """Every public name, each model followed by its aliases."""

@@ -134,6 +134,7 @@ class Labels(msgspec.Struct, frozen=True, tag="labels"):
 
     names: tuple[str, ...]
     data: bytes
+    are_independent: bool = False  # an input may have several of the labels, or none
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -65,13 +65,19 @@ class Calls:
         """The whole body, within the gateway's limits."""
         return await request.body(bytes_max=self._gateway.body_bytes_max)
 
-    def route(self, name: str, task: TaskName) -> Route:
-        """The model behind a public name. Raises ModelNotFound, or InvalidRequest for a model of other tasks."""
+    def route(self, name: str | None, *tasks: TaskName) -> Route:
+        """The model behind a public name, or the default one; it does at least one of `tasks`.
+
+        Raises ModelNotFound, or InvalidRequest for a model of other tasks.
+        """
+        if name is None:
+            return self.catalog.default(*tasks)
         route = self.catalog.resolve(name)
-        if task not in route.facts.tasks:
+        if not any(task in route.facts.tasks for task in tasks):
             right = " or ".join(ENDPOINTS[other] for other in route.facts.tasks)
             raise InvalidRequest(
-                f"the model '{name[:200]}' does not {task}; it serves {right}, see GET /v1/models", param="model"
+                f"the model '{name[:200]}' does not {' or '.join(tasks)}; it serves {right}, see GET /v1/models",
+                param="model",
             )
         return route
 
@@ -137,7 +143,7 @@ def _outcome(results: Sequence[Result]) -> Outcome:
     )
 
 
-def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int] = ()) -> Headers:
+def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = ()) -> Headers:
     """What was done to the request besides answering it, as headers."""
     headers: Headers = []
     if ignored:

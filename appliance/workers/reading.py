@@ -91,7 +91,7 @@ class Reader(msgspec.Struct, frozen=True):
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
             found = outcomes.probabilities(matrix(buffers, width), activation=activation)
-            return [Labels(self.card.labels, found.astype("<f4").tobytes())]
+            return [Labels(self.card.labels, found.astype("<f4").tobytes(), activation == "sigmoid")]
 
         return Reading(inputs, answer)
 

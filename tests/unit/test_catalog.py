@@ -71,3 +71,15 @@ def test_the_refusal_is_bounded_however_long_the_name_and_the_list() -> None:
 
     assert f"and {1000 - NAMES_SHOWN_MAX} more" in caught.value.message
     assert len(caught.value.message) < 1000
+
+
+def test_a_client_that_names_no_model_gets_the_first_that_does_the_task() -> None:
+    ranker, classifier = Facts(name="ranker", tasks=("rerank",)), Facts(name="classifier", tasks=("classify",))
+    catalog = Catalog.of([ranker, ONE, TWO, classifier])
+
+    assert catalog.default("embed") == catalog.resolve("org/one")
+    assert catalog.default("rerank", "embed") == catalog.resolve("ranker")
+    assert catalog.default("classify", "embed") == catalog.resolve("classifier")
+    assert Catalog.of([ONE]).default("classify", "embed") == catalog.resolve("org/one")
+    with pytest.raises(ModelNotFound, match="no model served here does classify or extract"):
+        Catalog.of([ONE]).default("classify", "extract")
