@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,21 +23,23 @@ class Status(msgspec.Struct, frozen=True):
     unserved: int  # how much of an ended pull request was never delivered; 0 where the server does not say
 
 
-def message_header(message_id: str) -> dict[str, str]:
+def message_header(message_id: str) -> bytes:
     """The header that de-duplicates. An id that a header could not carry faithfully is replaced by its hash."""
-    if _PLAIN.fullmatch(message_id):
-        return {MESSAGE_ID: message_id}
-    return {MESSAGE_ID: f"sha256:{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"}
+    if not _PLAIN.fullmatch(message_id):
+        message_id = f"sha256:{hashlib.sha256(message_id.encode(errors='surrogatepass')).hexdigest()}"
+    return _encoded([(MESSAGE_ID, message_id)])
 
 
-def dead_headers(*, letter_id: str, reason: str, model: str, attempt: int) -> dict[str, str]:
+def dead_headers(*, letter_id: str, reason: str, model: str, attempt: int) -> bytes:
     """What a dead letter says beside its payload; the same `letter_id` twice is stored once."""
-    return {
-        MESSAGE_ID: letter_id,
-        "Appliance-Reason": " ".join(reason.split())[:REASON_CHARS_MAX].encode(errors="replace").decode(),
-        "Appliance-Model": model[:MODEL_CHARS_MAX],
-        "Appliance-Attempt": str(attempt),
-    }
+    return _encoded(
+        [
+            (MESSAGE_ID, letter_id),
+            ("Appliance-Reason", _one_line(reason)[:REASON_CHARS_MAX]),
+            ("Appliance-Model", _one_line(model)[:MODEL_CHARS_MAX]),
+            ("Appliance-Attempt", str(attempt)),
+        ]
+    )
 
 
 def is_unanswered(headers: bytes) -> bool:
@@ -52,3 +55,12 @@ def decode_status(headers: bytes) -> Status:
     values = {name.strip(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     unserved = values.get("Nats-Pending-Messages", "0")
     return Status(code, words[2] if len(words) > 2 else "", int(unserved) if unserved.isdecimal() else 0)
+
+
+def _encoded(fields: Iterable[tuple[str, str]]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return f"NATS/1.0\r\n{lines}\r\n".encode(errors="replace")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

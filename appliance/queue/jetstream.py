@@ -8,21 +8,23 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
 from nats import errors
 from nats.aio.client import Client
+from nats.protocol.parser import Parser
 
 from appliance.errors import ApplianceError, BodyTooLarge, QueueUnavailable, StartupError
 from appliance.jobs import Cancel, Lane, encode_cancel
 from appliance.queue import streams
 from appliance.queue.base import Delivery, GatewayListener, Pull
 from appliance.queue.credentials import connect_options, shown_url
+from appliance.queue.frames import FrameReader, Message, publish_frame
 from appliance.queue.headers import HEADER_BYTES_MAX, is_unanswered, message_header
-from appliance.queue.link import Connection, Dial, Link, Listener, Message, ensure_streams, own, stop
+from appliance.queue.link import Connection, Dial, Link, Listener, ensure_streams, own, stop
 from appliance.queue.outbox import Outbox, Unconfirmed
 from appliance.queue.pull import JetStreamPull
 from appliance.queue.subjects import CANCEL_SUBJECT, REPLY_PREFIX, Role, inbox_prefix, job_subject
@@ -121,8 +123,8 @@ class JetStreamGatewayQueue:
         self._listener.on_restored()
 
     async def _publish(self, connection: Connection, token: str, message_id: str, subject: str, payload: bytes) -> None:
-        headers = message_header(message_id)
-        await connection.send(subject, payload, reply=f"{self._confirmations}.{token}", headers=headers)
+        reply = f"{self._confirmations}.{token}"
+        await connection.send(subject, payload, reply=reply, headers=message_header(message_id))
 
     def _on_confirmation(self, message: Message) -> None:
         if is_unanswered(message.headers):
@@ -249,11 +251,12 @@ class JetStreamNodeQueue:
 class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed by the type checker
     """One live connection: see `link.Connection`.
 
-    nats-py's own reconnecting is off, since `Link` dials anew, and so is its buffering while disconnected. Five methods
+    nats-py's own reconnecting is off, since `Link` dials anew, and so is its buffering while disconnected. Five things
     are overridden or used below their underscore, because the public way costs or loses something:
-    - `_build_message`: nats-py puts each message into a queue with a task behind it; that costs CPU, and when the queue
-      is full ("slow consumer") messages are dropped. Here a slow listener slows the socket down instead.
-    - `_process_headers`: of most messages nobody reads the headers, so they stay bytes until somebody does.
+    - `_ps`, the parser: `frames.py` costs less. It also goes around nats-py's delivery, which puts each message into a
+      queue with a task behind it; when that is full ("slow consumer") messages are dropped. Here a slow listener slows
+      the socket down instead.
+    - `_pending` and `_flush_pending`: what `publish` comes to in the end, after checks that cost more than the sending.
     - `_close`: the only place that every kind of end passes.
     - `_connect_command`: the last moment before credentials leave.
     - `_send_unsubscribe`: the public `unsubscribe` also stops listening.
@@ -262,6 +265,7 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
 
     def __init__(self, *, role: Role, needs_tls: bool) -> None:
         super().__init__()
+        self._ps = _Parser(self)
         self._inbox = f"{inbox_prefix(role)}.{secrets.token_hex(12)}"
         self._needs_tls = needs_tls
         self._lost = asyncio.Event()
@@ -297,18 +301,22 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
         self._listeners.pop(subscription, None)
         self._remove_sub(subscription)
 
-    async def send(
-        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def send(self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b"") -> None:
         """Publish, after waiting for room in the bounded buffer where needed."""
-        if self.pending_data_size + len(payload) > OUTBOUND_BYTES_MAX:
-            await self._await_room(len(payload))
         try:
-            await self.publish(subject, payload, reply=reply, headers=headers)
-        except (errors.Error, OSError) as error:
-            raise _gone(error) from error
+            frame = publish_frame(subject, payload, reply=reply, headers=headers)
+        except ValueError as error:
+            raise QueueUnavailable(f"NATS cannot carry this message: {error}") from error
+        if self._pending_data_size + len(frame) > OUTBOUND_BYTES_MAX:
+            await self._await_room(len(frame))
+        if self._lost.is_set() or not self.is_connected:
+            raise _gone(errors.ConnectionClosedError())
+        self._pending.append(frame)
+        self._pending_data_size += len(frame)
+        if self._flush_queue.empty():
+            await self._flush_pending()  # never waits: it wakes the task that writes what is pending
 
-    async def call(self, subject: str, payload: bytes, *, headers: Mapping[str, str] | None = None) -> bytes:
+    async def call(self, subject: str, payload: bytes, *, headers: bytes = b"") -> bytes:
         """Publish and wait for the one answer."""
         if not self._calls_made:
             await self.listen(f"{self._inbox}.*", self._on_answer)
@@ -349,16 +357,13 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
             if not answer.done():
                 answer.set_exception(QueueUnavailable("the connection to NATS was lost"))
 
-    async def _process_headers(self, headers: bytes) -> bytes:
-        return headers
-
-    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Hand the message to its listener here, in the read loop; returning none leaves nats-py nothing to deliver."""
-        listener = self._listeners.get(sid)
+    def deliver(self, subscription: int, message: Message) -> None:
+        """Hand a message to its listener here, in the read loop."""
+        listener = self._listeners.get(subscription)
         if listener is None:
             return
         try:
-            listener(Message(subject, reply, data, headers or b""))
+            listener(message)
         except Exception as error:  # a bug in a callback must not end the read loop of everybody else
             context = {"message": "a queue callback failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -382,6 +387,28 @@ class NatsConnection(Client):  # type: ignore[misc]  # nats-py is not followed b
             if self._lost.is_set() or loop.time() > deadline_s:
                 raise QueueUnavailable(f"NATS takes no more data: {self.pending_data_size} B wait; retry later")
             await asyncio.sleep(0.005)
+
+
+class _Parser(Parser):  # type: ignore[misc]  # nats-py is not followed by the type checker
+    """Takes the messages out of the stream; what else the server says is nats-py's."""
+
+    def __init__(self, connection: NatsConnection) -> None:
+        self._connection = connection
+        super().__init__(connection)
+
+    def reset(self) -> None:
+        """Begin with a new socket."""
+        super().reset()
+        self._frames = FrameReader(self._connection.deliver)
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what the socket gave."""
+        try:
+            lines = self._frames.feed(data)
+        except ValueError as error:
+            raise errors.ProtocolError from error
+        for line in lines:
+            await super().parse(line)
 
 
 def _dial_as(settings: NatsSettings, role: Role) -> Dial:

@@ -7,12 +7,13 @@ subscriptions), so that there is one path for the first connection and for every
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Protocol
 
 import msgspec
 
 from appliance.errors import ApplianceError, QueueUnavailable, StartupError
+from appliance.queue.frames import Message
 from appliance.queue.streams import (
     NAME_IN_USE,
     NO_ROOM,
@@ -28,15 +29,6 @@ RETRY_WAIT_MAX_S = 2.0
 SETTLED_AFTER_S = 5.0  # a connection that breaks sooner counts as one more failed attempt
 
 _log = logging.getLogger(__name__)
-
-
-class Message(NamedTuple):
-    """What NATS delivered."""
-
-    subject: bytes
-    reply: bytes
-    data: bytes
-    headers: bytes  # empty where there are none
 
 
 Listener = Callable[[Message], None]
@@ -62,12 +54,10 @@ class Connection(Protocol):
     def forget(self, subscription: int) -> None:
         """Drop the listener."""
 
-    async def send(
-        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def send(self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b"") -> None:
         """Publish; returns when the message is buffered, which is bounded."""
 
-    async def call(self, subject: str, payload: bytes, *, headers: Mapping[str, str] | None = None) -> bytes:
+    async def call(self, subject: str, payload: bytes, *, headers: bytes = b"") -> bytes:
         """Publish and wait for the one answer, for a bounded time."""
 
     async def close(self) -> None:

@@ -12,8 +12,9 @@ from appliance.jobs import Lane
 from appliance.queue import streams
 from appliance.queue.base import Delivery
 from appliance.queue.demand import EXPIRES_S, HEARTBEAT_S, Demand
+from appliance.queue.frames import Message
 from appliance.queue.headers import Status, dead_headers, decode_status
-from appliance.queue.link import Connection, Link, Message
+from appliance.queue.link import Connection, Link
 from appliance.queue.subjects import dead_subject, inbox_prefix, stream_name
 from appliance.settings import QueueSettings
 
