@@ -138,8 +138,8 @@ class Gateway:
         settings = Settings(
             gateway=GatewaySettings(api_keys=keys), queue=QueueSettings(chunk_inputs_max=chunk_inputs_max)
         )
-        canary = Canary(dispatcher, catalog.tasks(), interval_s=5.0)
-        self.app: ASGIApp = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
+        self.canary = Canary(dispatcher, catalog.tasks(), interval_s=5.0)
+        self.app: ASGIApp = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=self.canary)
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         """Sends the key, unless told to send another."""

@@ -38,9 +38,9 @@ Document = str | dict[str, Value]
 class RerankBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of Cohere, Jina and Voyage. Explicit nulls mean absent."""
 
-    model: str
     query: str
     documents: list[Document]
+    model: str | None = None  # absent: the first served model that reranks
     top_n: int | None = None
     top_k: int | None = None
     return_documents: bool | None = None
@@ -143,7 +143,9 @@ def decode(body: bytes, version: Version, form: Format = "json") -> RerankCall:
     )
 
 
-def answer(call: RerankCall, scores: npt.NDArray[np.float32], *, answer_id: str, input_tokens: int) -> RerankAnswer:
+def answer(
+    call: RerankCall, scores: npt.NDArray[np.float32], *, answer_id: str, model: str, input_tokens: int
+) -> RerankAnswer:
     """The answer; `scores` are those of all documents, in the request's order."""
     order = np.argsort(-scores, kind="stable")[: call.results_max]
     ranked = [(int(index), float(scores[index])) for index in order]
@@ -156,7 +158,7 @@ def answer(call: RerankCall, scores: npt.NDArray[np.float32], *, answer_id: str,
             for index, score in ranked
         ],
         meta=cohere_meta.meta(call.version, BilledUnits(search_units=search_units(len(scores), input_tokens))),
-        model=call.body.model,
+        model=call.body.model or model,
         usage=RerankUsage(input_tokens, input_tokens),
         object="list" if is_voyages else None,
         data=[VoyageDocument(index, score, call.texts[index] if is_echoed else None) for index, score in ranked]

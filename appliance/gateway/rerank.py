@@ -40,7 +40,9 @@ class Reranking:
         scores = np.frombuffer(b"".join(part.data for part in outcome.parts if isinstance(part, Scores)), dtype="<f4")
         if not np.isfinite(scores).all():
             raise BadVector("a score came back that is no number; try again")
-        answer = rerank.answer(call, scores, answer_id=str(uuid.uuid4()), input_tokens=outcome.input_tokens)
+        answer = rerank.answer(
+            call, scores, answer_id=str(uuid.uuid4()), model=route.model, input_tokens=outcome.input_tokens
+        )
         form = request.answer_form
         return Answer(
             formats.encode(answer, form),

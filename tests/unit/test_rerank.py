@@ -66,6 +66,16 @@ async def test_the_answer_is_coheres_with_jinas_fields_beside(
     assert not [name for name in answer.headers if name.startswith("x-appliance")]
 
 
+@pytest.mark.parametrize("fields", [{"model": None}, {}])
+async def test_without_a_name_the_first_model_that_reranks_answers(
+    gateway: Gateway, client: httpx.AsyncClient, fields: dict[str, object]
+) -> None:
+    answer = await client.post("/v1/rerank", json={"query": "q", "documents": ["0.5"], **fields})
+
+    assert answer.json()["model"] == MODEL
+    assert [job.model for job in gateway.queue.jobs] == [MODEL]
+
+
 @pytest.mark.parametrize("fields", [{"top_k": 2}, {"truncation": True, "top_n": 2}])
 async def test_a_voyage_request_gets_voyages_fields_too(client: httpx.AsyncClient, fields: dict[str, object]) -> None:
     answer = await client.post("/v1/rerank", json=body_of(**fields, return_documents=True))
@@ -289,8 +299,8 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 DOCUMENTS = st.lists(st.text(max_size=9) | st.dictionaries(st.text(max_size=4) | st.just("text"), VALUES), max_size=7)
 OPTIONAL = [*rerank.RerankBody.__struct_fields__, "zebra"]
 FIELDS = st.fixed_dictionaries(
-    {"model": st.just(MODEL), "query": st.text(max_size=9), "documents": DOCUMENTS},
-    optional=dict.fromkeys([name for name in OPTIONAL if name not in {"model", "query", "documents"}], VALUES),
+    {"query": st.text(max_size=9), "documents": DOCUMENTS},
+    optional=dict.fromkeys([name for name in OPTIONAL if name not in {"query", "documents"}], VALUES),
 )
 
 
