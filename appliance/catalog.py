@@ -6,12 +6,14 @@ from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from appliance.errors import ModelNotFound, StartupError
-from appliance.jobs import Intent
+from appliance.jobs import Intent, Truncation
 from appliance.presets import Facts, TaskName
 from appliance.settings import AliasSettings
 from appliance.tables import did_you_mean, shown
 
 NAMES_SHOWN_MAX = 20
+TooLong = Literal["truncate", "error", "chunk_mean"]
+_TRUNCATIONS: dict[TooLong, Truncation] = {"truncate": "end", "error": "none", "chunk_mean": "chunk_mean"}
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,13 @@ class Policy:
     intent: Intent | None = None
     width: int | None = None
     pad_to: int | None = None
-    too_long: Literal["truncate", "error", "chunk_mean"] = "truncate"
+    too_long: TooLong = "truncate"
     has_native_ids: bool = False
+
+    @property
+    def truncation(self) -> Truncation:
+        """`too_long`, as an embedding's job says it."""
+        return _TRUNCATIONS[self.too_long]
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Entry:
     id: str
     owned_by: str
     is_alias_of: str | None  # the model that answers to this alias; None for a model's own name
-    tasks: tuple[str, ...]
+    tasks: tuple[TaskName, ...]
     width: int | None  # None: known only when the model is loaded
     tokens_max: int | None
 

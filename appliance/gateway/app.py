@@ -15,12 +15,11 @@ from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.endpoints import as_response, internal_error
 from appliance.gateway.front import Front, Keys
 from appliance.gateway.health import Canary
-from appliance.gateway.http import BodyBudget, answer_of
+from appliance.gateway.http import BodyBudget, Headers, answer_of
 from appliance.gateway.operation import direct, handlers
+from appliance.gateway.paths import base_url_hint
 from appliance.gateway.surface import operations
 from appliance.settings import Settings
-
-API_PREFIX = "/v1"
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +45,10 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
 
 def _http_fault(request: LitestarRequest[object, object, State], fault: HTTPException) -> Response[bytes]:
     """What Litestar itself refuses: unknown paths, wrong methods, and requests it cannot read."""
-    return as_response(answer_of(_error_of(fault, path=request.url.path)))
+    allowed = (fault.headers or {}).get("allow", "").split(", ")
+    named = ", ".join(method for method in allowed if method != "OPTIONS")  # which Litestar answers by itself
+    headers: Headers = [(b"allow", named.encode())] if named else []
+    return as_response(answer_of(_error_of(fault, path=request.url.path), headers=headers))
 
 
 def _bug(request: LitestarRequest[object, object, State], fault: Exception) -> Response[bytes]:
@@ -58,16 +60,10 @@ def _bug(request: LitestarRequest[object, object, State], fault: Exception) -> R
 def _error_of(fault: HTTPException, *, path: str) -> ApplianceError:
     match fault.status_code:
         case 404:
-            return UnknownPath(f"unknown path {path[:200]}{_base_url_hint(path)}")
+            return UnknownPath(f"unknown path {path[:200]}{base_url_hint(path)}")
         case 405:
             return MethodNotAllowed(f"{path[:200]} does not take this method")
         case status if 400 <= status < 500:
             return InvalidRequest("the request cannot be read")
         case _:
             return internal_error()
-
-
-def _base_url_hint(path: str) -> str:
-    is_doubled = path.startswith(f"{API_PREFIX}{API_PREFIX}/")
-    is_missing = not path.startswith(f"{API_PREFIX}/")
-    return f"; an OpenAI client's base_url must end in {API_PREFIX}, once" if is_doubled or is_missing else ""

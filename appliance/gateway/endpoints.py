@@ -47,16 +47,20 @@ def route(
     return handle
 
 
-def get_below(path: str, name: str, endpoint: Callable[[str], Awaitable[Answer]]) -> HTTPRouteHandler:
-    """Serve GET of every path below `path`; the endpoint gets the rest of it, decoded.
+def get_below(
+    paths: Sequence[str], name: str, endpoint: Callable[[Request, str], Awaitable[Answer]]
+) -> HTTPRouteHandler:
+    """Serve GET of every path below these; the endpoint gets the rest of it, decoded.
 
     A typed handler, since Litestar reads no path parameters for `@asgi` ones: not for hot paths.
     """
 
-    @get(f"{path}/{{rest:path}}", name=f"{name}_below")
+    @get([f"{path}/{{rest:path}}" for path in paths], name=f"{name}_below")
     async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes]:
         request.scope["state"]["endpoint"] = name
-        return as_response(await _settled(endpoint(rest.removeprefix("/")), what=f"GET {request.url.path}"))
+        inner = Request(request.scope, request.receive)
+        found = endpoint(inner, rest.removeprefix("/"))
+        return as_response(await _settled(found, what=f"GET {request.url.path}", form=inner.answer_form))
 
     return handle
 

@@ -2,6 +2,7 @@
 
 from collections.abc import MutableMapping
 from typing import Any, Literal, cast
+from urllib.parse import parse_qsl
 
 import msgspec
 from litestar.types import HTTPScope, Receive, Send
@@ -74,6 +75,11 @@ class Request:
         return str(self.scope["path"])
 
     @property
+    def query(self) -> dict[str, str]:
+        """The URL's parameters; of one that is there twice the last."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    @property
     def form(self) -> Format:
         """Of the body."""
         return format_of(self.header(b"content-type"))
@@ -127,6 +133,11 @@ def header(scope: MutableMapping[str, Any] | HTTPScope, name: bytes) -> bytes | 
         if key == name:
             return value
     return None
+
+
+def written(answer: object, form: Format, *, headers: Headers | None = None) -> Answer:
+    """A Struct of an answer in the form that the client accepts."""
+    return Answer(encode(answer, form), content_type=CONTENT_TYPES[form], headers=headers or [])
 
 
 def answer_of(

@@ -1,11 +1,24 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: the catalog, in the client's words."""
+"""`GET /v1/models` and `GET /v1/models/{name}`: the catalog, in the clients' words."""
 
 import time
+from collections.abc import Mapping
+
+from msgspec import structs
 
 from appliance.catalog import Catalog, Entry
-from appliance.compat import openai_models
-from appliance.compat.openai_models import ModelObject
-from appliance.gateway.http import Answer, Request
+from appliance.compat import models
+from appliance.compat.models import ENDPOINTS, CohereEndpoint, ModelObject
+from appliance.errors import ModelNotFound
+from appliance.gateway.http import Answer, Request, written
+from appliance.presets import TaskName
+
+# Which tasks make a model the default of an endpoint; the first that any served model does counts.
+_DEFAULTS: dict[CohereEndpoint, tuple[TaskName, ...]] = {
+    "embed": ("embed",),
+    "rerank": ("rerank",),
+    "classify": ("classify", "embed"),
+    "extract": ("extract",),
+}
 
 
 class Models:
@@ -13,26 +26,46 @@ class Models:
 
     def __init__(self, catalog: Catalog) -> None:
         created_s = int(time.time())
-        self._objects = {entry.id: _object(entry, created_s) for entry in catalog.entries()}
+        defaults = _defaults(catalog)
+        self._objects = {entry.id: _object(entry, created_s, defaults) for entry in catalog.entries()}
         self._catalog = catalog
 
     async def list(self, request: Request) -> Answer:
-        """Every served model and alias."""
-        return Answer(openai_models.encode_list(list(self._objects.values())))
+        """Every served model and alias. Raises InvalidRequest for a parameter of the URL."""
+        return written(models.page(list(self._objects.values()), request.query), request.answer_form)
 
-    async def get(self, name: str) -> Answer:
-        """One of them. Raises ModelNotFound."""
-        return Answer(openai_models.encode_one(self._objects[self._catalog.resolve(name).name]))
+    async def get(self, request: Request, name: str) -> Answer:
+        """One of them. Raises ModelNotFound. A name with an intent, "name@query", is served and not listed."""
+        route = self._catalog.resolve(name)
+        found = self._objects.get(name) or self._objects[name.rpartition("@")[0]]
+        if found.id != name:
+            found = structs.replace(found, id=name, name=name, root=route.model, default_endpoints=())
+        return written(found, request.answer_form)
 
 
-def _object(entry: Entry, created_s: int) -> ModelObject:
+def _defaults(catalog: Catalog) -> Mapping[CohereEndpoint, str]:
+    """The endpoints that a served model answers, each with the name of the model that does so by default."""
+    found: dict[CohereEndpoint, str] = {}
+    for endpoint, tasks in _DEFAULTS.items():
+        try:
+            found[endpoint] = catalog.default(*tasks).name
+        except ModelNotFound:
+            continue
+    return found
+
+
+def _object(entry: Entry, created_s: int, defaults: Mapping[CohereEndpoint, str]) -> ModelObject:
     return ModelObject(
         id=entry.id,
         object="model",
         created=created_s,
         owned_by=entry.owned_by,
-        root=entry.is_alias_of or "",
+        root=entry.is_alias_of,
         tasks=entry.tasks,
         width=entry.width,
         tokens_max=entry.tokens_max,
+        name=entry.id,
+        endpoints=tuple(dict.fromkeys(endpoint for task in entry.tasks for endpoint in ENDPOINTS[task])),
+        default_endpoints=tuple(endpoint for endpoint, name in defaults.items() if name == entry.id),
+        context_length=entry.tokens_max,
     )

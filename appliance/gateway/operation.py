@@ -10,10 +10,10 @@ import msgspec
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 
 from appliance.gateway.endpoints import Endpoint, get_below, route
-from appliance.gateway.http import JSON, Answer, Dialect
+from appliance.gateway.http import JSON, Answer, Dialect, Request
 
 PostOrGet = ASGIRouteHandler | HTTPRouteHandler
-GetBelow = Callable[[str], Awaitable[Answer]]
+GetBelow = Callable[[Request, str], Awaitable[Answer]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ def direct(operations: Iterable[Operation]) -> list[ASGIRouteHandler]:
 def _handler(paths: tuple[str, ...], operations: list[Operation]) -> PostOrGet:
     first = operations[0]
     if first.serve_below is not None:
-        (path,) = paths
-        return get_below(path.rpartition("/")[0], first.name, first.serve_below)
+        return get_below([path.rpartition("/")[0] for path in paths], first.name, first.serve_below)
     methods = {method: each.serve for each in operations for method in each.methods if each.serve is not None}
     return route(paths, first.name, methods, dialect=first.dialect)

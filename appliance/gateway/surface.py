@@ -5,28 +5,35 @@ from dataclasses import replace
 import msgspec
 
 from appliance import telemetry
-from appliance.compat import extract, openai_embeddings, openai_models, rerank
+from appliance.compat import cohere_classify, cohere_tokens, extract, openai_embeddings, rerank
+from appliance.compat.cohere_key import CheckKeyAnswer
+from appliance.compat.models import ModelList, ModelObject
 from appliance.gateway import openapi
 from appliance.gateway.calls import Calls
+from appliance.gateway.cohere_classify import Classification
+from appliance.gateway.cohere_tokens import Tokens
 from appliance.gateway.embeddings import Embeddings
 from appliance.gateway.extract import Extraction
 from appliance.gateway.health import Canary, Health
 from appliance.gateway.http import Answer, Request
 from appliance.gateway.models import Models
 from appliance.gateway.operation import Operation
+from appliance.gateway.paths import spellings
 from appliance.gateway.rerank import Reranking
 
 
 def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     """The table. Add an endpoint here and nowhere else: its routes, its documentation and its bounds follow."""
+    classification = Classification(calls)
     embeddings = Embeddings(calls)
     extraction = Extraction(calls)
     models = Models(calls.catalog)
     reranking = Reranking(calls)
+    tokens = Tokens(calls)
     health = Health(canary, calls.catalog.models())
     described = (
         Operation(
-            paths=("/v1/embeddings",),
+            paths=spellings("/v1/embeddings"),
             name="embeddings",
             summary="Turn texts into vectors",
             serve=embeddings.post,
@@ -36,7 +43,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             is_hot=True,
         ),
         Operation(
-            paths=("/v1/rerank", "/rerank"),
+            paths=spellings("/v1/rerank"),
             name="rerank",
             summary="Order documents by their relevance to a query, as Cohere's v1, Jina's and Voyage's API",
             serve=reranking.v1,
@@ -46,7 +53,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             headers=("x-appliance-ignored", "x-appliance-truncated"),
         ),
         Operation(
-            paths=("/v2/rerank",),
+            paths=spellings("/v2/rerank"),
             name="rerank",
             summary="Order documents by their relevance to a query, as Cohere's v2 API",
             serve=reranking.v2,
@@ -56,7 +63,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             headers=("x-appliance-ignored", "x-appliance-truncated"),
         ),
         Operation(
-            paths=("/v1/extract",),
+            paths=spellings("/v1/extract"),
             name="extract",
             summary="Find the named entities of texts",
             serve=extraction.post,
@@ -65,20 +72,59 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             headers=("x-appliance-ignored", "x-appliance-truncated"),
         ),
         Operation(
-            paths=("/v1/models",),
+            paths=spellings("/v1/classify"),
+            name="classify",
+            summary="Say which label a text has, by a model with labels or by labelled examples, as Cohere's API",
+            serve=classification.post,
+            body=cohere_classify.ClassifyBody,
+            answer=cohere_classify.ClassifyAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored", "x-appliance-truncated"),
+        ),
+        Operation(
+            paths=spellings("/v1/tokenize"),
+            name="tokenize",
+            summary="Cut a text into the tokens of a model, as Cohere's API",
+            serve=tokens.tokenize,
+            body=cohere_tokens.TokenizeBody,
+            answer=cohere_tokens.TokenizeAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=spellings("/v1/detokenize"),
+            name="detokenize",
+            summary="Make a text of a model's tokens, as Cohere's API",
+            serve=tokens.detokenize,
+            body=cohere_tokens.DetokenizeBody,
+            answer=cohere_tokens.DetokenizeAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=spellings("/v1/check-api-key"),
+            name="check-api-key",
+            summary="Whether the key is accepted, as Cohere's API",
+            serve=tokens.check_key,
+            answer=CheckKeyAnswer,
+            dialect="cohere",
+        ),
+        Operation(
+            paths=spellings("/v1/models"),
             name="models",
             summary="List the served models and their aliases",
             serve=models.list,
             methods=("GET",),
-            answer=openai_models.ModelList,
+            answer=ModelList,
+            query=("endpoint", "default_only", "page_size", "page_token"),
         ),
         Operation(
-            paths=("/v1/models/{name}",),
+            paths=spellings("/v1/models/{name}"),
             name="models",
             summary="One served model or alias; slashes in its name may come raw or percent-encoded",
             serve_below=models.get,
             methods=("GET",),
-            answer=openai_models.ModelObject,
+            answer=ModelObject,
         ),
         Operation(
             paths=("/healthz",),

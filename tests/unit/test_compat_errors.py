@@ -1,11 +1,8 @@
 """OpenAI's error body and headers, for every error that we have."""
 
-import json
-
 import pytest
 
-from appliance.compat import openai_errors, openai_models
-from appliance.compat.openai_models import ModelObject
+from appliance.compat import openai_errors
 from appliance.errors import (
     ApplianceError,
     BadVector,
@@ -79,27 +76,3 @@ def test_late_work_is_not_to_be_repeated() -> None:
 
 def test_other_errors_say_nothing_of_retries() -> None:
     assert openai_errors.headers(InvalidRequest("m", retry_after_s=5)) == []
-
-
-def test_models_are_listed_as_openai_does() -> None:
-    models = [
-        ModelObject("org/m", "model", 5, "org", tasks=("embed",), width=8, tokens_max=16),
-        ModelObject("alias", "model", 5, "org", root="org/m"),
-    ]
-
-    answer = json.loads(openai_models.encode_list(models))
-
-    assert answer["object"] == "list"
-    assert answer["data"] == [
-        {
-            "id": "org/m",
-            "object": "model",
-            "created": 5,
-            "owned_by": "org",
-            "tasks": ["embed"],
-            "width": 8,
-            "tokens_max": 16,
-        },
-        {"id": "alias", "object": "model", "created": 5, "owned_by": "org", "root": "org/m"},
-    ]
-    assert json.loads(openai_models.encode_one(models[1])) == answer["data"][1]

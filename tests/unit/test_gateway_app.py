@@ -103,7 +103,9 @@ def error_of(answer: httpx.Response) -> dict[str, str | None]:
     return error
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v1", "/v1/nothing", "/v1/embeddings/x", "/embeddings", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/", "/nothing", "/v1", "/v1/nothing", "/v1/embeddings/x", "/v1/v1/v1/embeddings", "/docs"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_an_unknown_path_is_told(client: httpx.AsyncClient, path: str, method: str) -> None:
     answer = await client.request(method, path)
@@ -115,12 +117,33 @@ async def test_an_unknown_path_is_told(client: httpx.AsyncClient, path: str, met
 
 @pytest.mark.parametrize(
     ("path", "is_hinted"),
-    [("/embeddings", True), ("/v1/v1/embeddings", True), ("/v1/nothing", False), ("/v1/images/generations", False)],
+    [
+        ("/images/generations", True),
+        ("/v1/v1/nothing", True),
+        ("/v2/v1/nothing", True),
+        ("/v1/nothing", False),
+        ("/v1/images/generations", False),
+        ("/v2/nothing", False),
+    ],
 )
 async def test_a_wrong_base_url_is_hinted_at(client: httpx.AsyncClient, path: str, is_hinted: bool) -> None:
     error = error_of(await client.post(path))
 
     assert ("base_url must end in /v1" in str(error["message"])) == is_hinted
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/v1/embeddings", "/v2/v1/embeddings", "/embeddings"])
+async def test_what_clients_make_of_a_base_url_is_served(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.post(path, json={"model": MODEL, "input": "a"})
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("prefix", ["/v1/models", "/v1/v1/models", "/v2/v1/models", "/models"])
+async def test_models_are_served_there_too(client: httpx.AsyncClient, prefix: str) -> None:
+    models, model = await client.get(prefix), await client.get(f"{prefix}/{MODEL}")
+
+    assert (models.json()["object"], model.json()["id"]) == ("list", MODEL)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +171,7 @@ async def test_a_wrong_method_on_a_model_is_told(client: httpx.AsyncClient) -> N
     answer = await client.delete(f"/v1/models/{MODEL}")
 
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET"
 
 
 @pytest.mark.parametrize(
