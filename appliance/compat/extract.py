@@ -11,17 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from appliance.compat.bodies import BodyDecoder
+from appliance.compat.cohere_inputs import TRUNCATIONS, Truncate
 from appliance.compat.formats import Format
 from appliance.errors import InvalidRequest
-from appliance.jobs import Extract, Span, Truncation
+from appliance.jobs import Extract, Span
 
 INPUTS_MAX = 2048
 LABELS_MAX = 100
 LABEL_CHARS_MAX = 128
-
-# Cohere's words, as its endpoints here take them too.
-Truncate = Literal["NONE", "START", "END"]
-_TRUNCATIONS: dict[Truncate, Truncation] = {"NONE": "none", "START": "start", "END": "end"}
 
 
 class ExtractBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +28,7 @@ class ExtractBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: str | list[str]
     labels: list[str] | None = None  # only these; all that the model finds when absent
     score_min: Annotated[float, Meta(ge=0, le=1)] | None = None
-    truncate: Truncate | None = None
+    truncate: Truncate | None = None  # in Cohere's words
     user: str | None = None
 
 
@@ -54,7 +51,7 @@ class ExtractCall(msgspec.Struct, frozen=True):
             inputs=self.texts[first:last],
             labels=tuple(self.body.labels or ()),
             score_min=self.body.score_min or 0.0,
-            truncation=_TRUNCATIONS[truncate],
+            truncation=TRUNCATIONS[truncate],
         )
 
 

@@ -138,7 +138,9 @@ def _responses(operation: Operation, method: str, refs: dict[type[msgspec.Struct
         faults.append(401)
     if operation.body is not None:
         faults += _OF_BODIES
-    elif operation.serve_below is not None:
+    if operation.query:
+        faults.append(400)
+    if operation.serve_below is not None:
         faults.append(404)
     refused = {status: _ref("responses", _fault_name(status, operation.dialect)) for status in faults}
     return {str(status): described for status, described in sorted({**refused, **statuses}.items())}
@@ -147,8 +149,7 @@ def _responses(operation: Operation, method: str, refs: dict[type[msgspec.Struct
 def _content(operation: Operation, refs: dict[type[msgspec.Struct], Json]) -> Json:
     if operation.answer is None:
         return {operation.content_type.decode(): {}}
-    schema = refs[operation.answer]
-    return _forms(schema) if operation.body is not None else {operation.content_type.decode(): {"schema": schema}}
+    return _forms(refs[operation.answer])
 
 
 def _forms(schema: Json) -> Json:

@@ -99,4 +99,4 @@ def test_parameters_are_described() -> None:
 
     assert [(one["name"], one["in"]) for one in described["parameters"]] == [("name", "path"), ("limit", "query")]
     assert described["description"] == "Also served at /also."
-    assert set(described["responses"]) == {"200", "401", "405", "500", "503"}
+    assert set(described["responses"]) == {"200", "400", "401", "405", "500", "503"}
