@@ -61,6 +61,11 @@ JOBS = Counter("appliance_jobs_total", "Settled jobs by outcome", ["model", "out
 REDELIVERED_JOBS = Counter(
     "appliance_redelivered_jobs_total", "Jobs that an earlier delivery did not finish", ["model"]
 )
+MISSING_PROMPTS = Counter(
+    "appliance_prompt_missing_total",
+    "Inputs embedded without the prompt that their model wants, as nobody said which",
+    ["model"],
+)
 DEAD_LETTERS = Counter("appliance_dead_letters_total", "Jobs moved to the dead-letter stream", ["model"])
 ENGINE_STARTS = Counter("appliance_engine_starts_total", "Engine processes started", ["device"])
 RESIDENT_BYTES = Gauge(

@@ -19,7 +19,8 @@ from appliance.workers.device import EngineFactory
 from appliance.workers.engine_process import EngineDied, EngineOutOfMemory, EngineRefused
 from appliance.workers.open_job import Item, OpenJob
 from appliance.workers.read_job import Reading, rows
-from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.tokenize import Tokenizer
+from appliance.workers.tokens import Tokens
 from appliance.workers.wire import Encoded, Load, Loaded
 
 WIDTH = 2

@@ -12,6 +12,7 @@ from prometheus_client import start_http_server
 
 from appliance.cli.gateway import require_nats
 from appliance.cli.startup import config_option, prepare, run, startup_errors, stop_signals
+from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
 from appliance.presets import load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
@@ -26,6 +27,7 @@ from appliance.workers.engine_process import (
 from appliance.workers.node import Node, ServedModel
 from appliance.workers.store import CACHE_FOLDER, KEPT_FOLDER, verified_folder
 from appliance.workers.tokenize import Tokenizer
+from appliance.workers.vector_space import VectorSpace
 
 
 @click.command("worker")
@@ -96,4 +98,8 @@ def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware
     preset = load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
     kept = Path(settings.state_dir, KEPT_FOLDER).absolute()
-    return ServedModel(preset, folder, Tokenizer.load(folder, preset.facts.tokens_max), str(kept))
+    try:
+        space = VectorSpace.of(preset.facts, folder, is_own_folder=bool(model.folder))
+    except ValueError as exc:
+        raise StartupError(f"the files of {model.name} cannot be read: {exc}") from exc
+    return ServedModel(preset, folder, Tokenizer.load(folder, preset.facts.tokens_max), space, str(kept))

@@ -9,7 +9,7 @@ import numpy as np
 from appliance import telemetry
 from appliance.errors import EngineFailed
 from appliance.workers.cost import CostModel, Measured, fit
-from appliance.workers.tokenize import Tokens
+from appliance.workers.tokens import Tokens
 
 TEXT = "a node asks for the work that it can start soon, and answers straight back to whoever sent it"
 BATCHES_MIN = 4  # as many as there are coefficients

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from appliance import telemetry
-from appliance.errors import ApplianceError, BadVector, DeadlinePassed, Undeliverable
+from appliance.errors import ApplianceError, BadVector, BodyTooLarge, DeadlinePassed, Undeliverable
 from appliance.jobs import (
     Done,
     Event,
@@ -154,10 +154,22 @@ class Ledger:
         answers: list[tuple[OpenJob, list[Reply]]] = []
         for job in jobs:
             try:
-                answers.append((job, job.answer(part_bytes_max=part_bytes_max)))
+                replies = job.answer(part_bytes_max=part_bytes_max)
+                self._check_size(replies)
+                answers.append((job, replies))
             except ApplianceError as error:
                 await self.refuse(job, error)
         await self._answer(answers, outcome="done")
+
+    def _check_size(self, replies: Sequence[Reply]) -> None:
+        """Raises BodyTooLarge for a reply that no message can carry: its job would be delivered again and again."""
+        size = max(REPLY_OVERHEAD_BYTES + _size_bytes(reply.event) for reply in replies)
+        if size > self._queue.payload_bytes_max:
+            raise BodyTooLarge(
+                f"the answer to one input has {size} B, the message server takes {self._queue.payload_bytes_max}; send "
+                "shorter inputs, or raise the server's `max_payload`",
+                param="input",
+            )
 
     async def _fail_all(self, batch: Sequence[Item], fault: str) -> None:
         for job in {item.owner for item in batch}:

@@ -4,6 +4,8 @@
     sentence_bert_config.json    max_seq_length, do_lower_case
     tokenizer_config.json        model_max_length
     config.json                  max_position_embeddings, pad_token_id
+    config_sentence_transformers.json   prompts, default_prompt_name
+    1_Pooling/config.json        how token vectors become one
 
 Reads JSON only, so that the node and the engine learn the same limits from the same place without any runtime.
 """
@@ -83,6 +85,13 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     model_input_names: list[str] | None = None
 
 
+class PromptConfig(msgspec.Struct, frozen=True):
+    """config_sentence_transformers.json, as far as it concerns text."""
+
+    prompts: dict[str, str | None] = {}
+    default_prompt_name: str | None = None
+
+
 class _Config(msgspec.Struct, frozen=True):
     model_type: str = ""
     max_position_embeddings: int | None = None
@@ -93,6 +102,8 @@ _modules_decoder = msgspec.json.Decoder(list[ModelModule])
 _sentence_decoder = msgspec.json.Decoder(SentenceConfig)
 _tokenizer_decoder = msgspec.json.Decoder(TokenizerConfig)
 _config_decoder = msgspec.json.Decoder(_Config)
+_prompts_decoder = msgspec.json.Decoder(PromptConfig)
+_pooling_decoder = msgspec.json.Decoder(dict[str, object])
 
 
 def modules(folder: Path) -> list[ModelModule]:
@@ -111,6 +122,40 @@ def transformer_folder(folder: Path) -> Path:
     """Where config.json and the tokenizer lie: the folder itself, or its first module's."""
     found = modules(folder)
     return folder / found[0].path if found else folder
+
+
+def prompt_config(folder: Path) -> PromptConfig:
+    """The prompts of a sentence-transformers folder, or none. Raises ValueError for a file of another shape."""
+    return _read(folder / "config_sentence_transformers.json", _prompts_decoder) or PromptConfig()
+
+
+def pooling(folder: Path) -> str:
+    """How the model makes one vector of its tokens': "mean", "cls", "cls+max"; a name, not a setting.
+
+    "mean" for a folder without modules, which is what sentence-transformers does then. "" where no module says it.
+    """
+    found = modules(folder)
+    if not found:
+        return "mean"
+    for module in found:
+        if module.type.rsplit(".", 1)[-1] == "Pooling":
+            return _pooling_name(_read(folder / module.path / "config.json", _pooling_decoder) or {})
+    return ""
+
+
+def _pooling_name(config: dict[str, object]) -> str:
+    match config.get("pooling_mode"):
+        case str(name):
+            return name
+        case [*names]:
+            return "+".join(map(str, names))
+    prefix, suffix = "pooling_mode_", "_token"
+    on = [
+        key.removeprefix(prefix).removesuffix("_tokens").removesuffix(suffix)
+        for key, is_on in config.items()
+        if key.startswith(prefix) and is_on is True
+    ]
+    return "+".join(sorted(on)) or "mean"
 
 
 def sentence_config(folder: Path) -> SentenceConfig:

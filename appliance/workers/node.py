@@ -34,6 +34,7 @@ from appliance.workers.open_job import Item, OpenJob
 from appliance.workers.read_job import Reading
 from appliance.workers.reading import Reader, engine_task
 from appliance.workers.tokenize import Tokenizer
+from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Load, Loaded
 
 LANES: tuple[Lane, ...] = ("interactive", "bulk")
@@ -43,11 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A model this node holds: its preset and its verified files."""
+    """A model this node holds: its preset, its verified files, and what they say."""
 
     preset: Preset
     folder: Path
     tokenizer: Tokenizer
+    space: VectorSpace
     cache: str = ""  # where engines may keep what they can compute again; "": nowhere
 
     @property
@@ -223,7 +225,7 @@ class Node:
 
     def _reader(self, name: str, card: Loaded) -> Reader:
         model = self._models[name]
-        return Reader(model.tokenizer, model.preset.facts, card)
+        return Reader(model.tokenizer, model.preset.facts, card, model.space)
 
     def _served(self, place: Place) -> dict[str, Served]:
         return {

@@ -7,7 +7,7 @@ from appliance.errors import ApplianceError
 from appliance.jobs import Done, Event, Failed, Job, Lane, Reply, Rerank, Usage
 from appliance.queue.base import Delivery
 from appliance.workers.read_job import QUERY, Reading
-from appliance.workers.tokenize import Tokens
+from appliance.workers.tokens import Tokens
 
 PART_BYTES_MAX = 512 * 1024  # of one reply; a server takes 1 MiB by default, and smaller parts interleave better
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.jobs import Part, Rows
-from appliance.workers.tokenize import Tokens
+from appliance.workers.tokens import Tokens
 
 FLOAT_BYTES = 4
 QUERY = -1  # in `Reading.owners`

@@ -22,60 +22,60 @@ from appliance.jobs import (
     Scores,
     Spans,
     Task,
+    Text,
     Tokenize,
+    Tokenized,
 )
-from appliance.presets import Facts, Prompts
+from appliance.presets import Facts
 from appliance.tables import shown
 from appliance.workers import outcomes
-from appliance.workers.read_job import Reading, matrix, rows
+from appliance.workers.embedding_reading import EmbeddingReader
+from appliance.workers.read_job import Reading, matrix
 from appliance.workers.tokenize import Tokenizer
+from appliance.workers.tokens import Cut
+from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Loaded
 
 # From the tasks a preset names to the one thing its engine does.
 ENGINE_TASKS = {"embed": "embed", "rerank": "score", "classify": "score", "extract": "tag"}
 
 
-class Reader(msgspec.Struct, frozen=True):
-    """How one model reads jobs."""
+class Reader:
+    """How one model reads jobs. Thread-safe."""
 
-    tokenizer: Tokenizer
-    facts: Facts
-    card: Loaded
+    def __init__(self, tokenizer: Tokenizer, facts: Facts, card: Loaded, space: VectorSpace) -> None:
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.card = card
+        self._embedding = EmbeddingReader(tokenizer, facts, card, space)
 
     def read(self, job: Job) -> Reading:
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
         self._check_served(job.task)
         match job.task:
             case Embed() as task:
-                return self._embed(task, first_index=job.first_index)
+                return self._embedding.read(task, first_index=job.first_index)
             case Rerank() as task:
                 return self._rerank(task, first_index=job.first_index)
             case Classify() as task:
                 return self._classify(task, first_index=job.first_index)
             case Extract() as task:
                 return self._extract(task, first_index=job.first_index)
-            case Tokenize() | Detokenize():
-                raise InvalidRequest(f"{self.facts.name} does not give its tokens", param="model")
+            case Tokenize(text=text):
+                ids, pieces = self.tokenizer.pieces(text)
+                return _at_once(Tokenized(ids, pieces))
+            case Detokenize(ids=ids):
+                return _at_once(Text(self.tokenizer.native.text(ids)))
             case _:
                 assert_never(job.task)
 
     def _check_served(self, task: Task) -> None:
         kind = kind_of(task)
+        if isinstance(task, Tokenize | Detokenize):
+            return  # of any model
         if kind not in self.facts.tasks:
             served = ", ".join(self.facts.tasks)
             raise InvalidRequest(f"{self.facts.name} serves {served}, not {kind}; choose another model", param="model")
-
-    def _embed(self, task: Embed, *, first_index: int) -> Reading:
-        if task.width not in {None, self.card.width}:
-            raise InvalidRequest(
-                f"'dimensions' is {task.width}, {self.facts.name} gives {self.card.width}; leave 'dimensions' out",
-                param="dimensions",
-            )
-        known = self.facts.prompts or Prompts()
-        prompts = {"query": known.query, "document": known.document}
-        prompt = prompts.get(task.intent or "", "")
-        inputs = self.tokenizer.encode(task.inputs, prompt=prompt, truncation=task.truncation, first_index=first_index)
-        return Reading(inputs, rows)
 
     def _rerank(self, task: Rerank, *, first_index: int) -> Reading:
         documents: Sequence[str] = task.documents
@@ -86,7 +86,7 @@ class Reader(msgspec.Struct, frozen=True):
         return Reading(items, _relevance)
 
     def _classify(self, task: Classify, *, first_index: int) -> Reading:
-        inputs = self.tokenizer.encode(task.inputs, truncation=task.truncation, first_index=first_index)
+        inputs = self.tokenizer.encode(task.inputs, truncation=_cut(task), first_index=first_index)
         activation: outcomes.Activation = "sigmoid" if self.card.activation == "sigmoid" else "softmax"
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
@@ -97,7 +97,7 @@ class Reader(msgspec.Struct, frozen=True):
 
     def _extract(self, task: Extract, *, first_index: int) -> Reading:
         _check_labels(task.labels, known=outcomes.kinds(self.card.labels))
-        marked = self.tokenizer.encode_marked(task.inputs, truncation=task.truncation, first_index=first_index)
+        marked = self.tokenizer.encode_marked(task.inputs, truncation=_cut(task), first_index=first_index)
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
             found = [
@@ -124,6 +124,17 @@ def _check_labels(labels: Sequence[str], *, known: Sequence[str]) -> None:
             f"'labels' has {shown(unknown[0])}, which the model does not find; it finds {', '.join(known)}",
             param="labels",
         )
+
+
+def _cut(task: Classify | Extract) -> Cut:
+    if task.truncation == "chunk_mean":
+        raise InvalidRequest("only vectors have a mean; cut longer inputs, or refuse them", param="truncate")
+    return task.truncation
+
+
+def _at_once(part: Part) -> Reading:
+    """What needs no device."""
+    return Reading([], lambda buffers, width, bytes_max: [part])
 
 
 def kind_of(task: Task) -> str:

@@ -120,7 +120,8 @@ def main() -> None:
     # Before torch is imported, as the engine's host does.
     os.environ.update(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
     from appliance.workers.engines.encoder import EncoderEngine  # noqa: PLC0415
-    from appliance.workers.tokenize import Tokenizer, Tokens  # noqa: PLC0415
+    from appliance.workers.tokenize import Tokenizer  # noqa: PLC0415
+    from appliance.workers.tokens import Tokens  # noqa: PLC0415
     from appliance.workers.wire import Encode, Load  # noqa: PLC0415
 
     folder, tuning = packaged_minilm(), shipped_tuning()

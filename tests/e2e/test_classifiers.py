@@ -10,7 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from appliance.errors import InvalidRequest, TooLong
-from appliance.workers.tokenize import Tokenizer, Tokens, longest_first
+from appliance.workers.cutting import longest_first
+from appliance.workers.tokenize import Tokenizer
+from appliance.workers.tokens import Tokens
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
 pytest.importorskip("torch")

@@ -19,6 +19,7 @@ from appliance.workers.device import Place
 from appliance.workers.engine_process import EngineProcess, host_command
 from appliance.workers.node import Node, ServedModel
 from appliance.workers.tokenize import Tokenizer
+from appliance.workers.vector_space import VectorSpace
 
 pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -75,7 +76,7 @@ class Appliance:
         save_classifier(self.folder / name, "bert", task=TASKS[kind], labels=labels)
         settings = ModelSettings(name=name, facts={"tasks": [kind]}, tuning={"dtype": "float32"})
         preset = load_preset(settings, hardware="cpu", presets_dirs=[shipped_presets_dir()])
-        return ServedModel(preset, self.folder / name, Tokenizer.load(self.folder / name), "")
+        return ServedModel(preset, self.folder / name, Tokenizer.load(self.folder / name), VectorSpace(name))
 
     def _engine(self) -> EngineProcess:
         return EngineProcess(

