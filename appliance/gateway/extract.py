@@ -2,10 +2,10 @@
 
 import math
 
-from appliance.compat import extract, formats
+from appliance.compat import extract
 from appliance.errors import BadVector
 from appliance.gateway.calls import Calls, notes
-from appliance.gateway.http import Answer, Request
+from appliance.gateway.http import Answer, Request, written
 from appliance.jobs import Extract, Span, Spans
 
 
@@ -28,12 +28,8 @@ class Extraction:
         found = [spans for part in outcome.parts if isinstance(part, Spans) for spans in part.inputs]
         if not all(_is_sound(span, text) for text, spans in zip(call.texts, found, strict=True) for span in spans):
             raise BadVector("a span came back that lies outside of its text, or without a score; try again")
-        form = request.answer_form
-        return Answer(
-            formats.encode(extract.answer(call, found, input_tokens=outcome.input_tokens), form),
-            content_type=formats.CONTENT_TYPES[form],
-            headers=notes(ignored=call.ignored, truncated=outcome.truncated),
-        )
+        answer = extract.answer(call, found, input_tokens=outcome.input_tokens)
+        return written(answer, request.answer_form, headers=notes(ignored=call.ignored, truncated=outcome.truncated))
 
 
 def _is_sound(span: Span, text: str) -> bool:

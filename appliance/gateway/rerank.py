@@ -4,11 +4,11 @@ import uuid
 
 import numpy as np
 
-from appliance.compat import formats, rerank
+from appliance.compat import rerank
 from appliance.compat.cohere_meta import Version
 from appliance.errors import BadVector
 from appliance.gateway.calls import Calls, notes
-from appliance.gateway.http import Answer, Request
+from appliance.gateway.http import Answer, Request, written
 from appliance.jobs import Rerank, Scores
 
 
@@ -43,9 +43,4 @@ class Reranking:
         answer = rerank.answer(
             call, scores, answer_id=str(uuid.uuid4()), model=route.model, input_tokens=outcome.input_tokens
         )
-        form = request.answer_form
-        return Answer(
-            formats.encode(answer, form),
-            content_type=formats.CONTENT_TYPES[form],
-            headers=notes(ignored=call.ignored, truncated=outcome.truncated),
-        )
+        return written(answer, request.answer_form, headers=notes(ignored=call.ignored, truncated=outcome.truncated))
