@@ -268,29 +268,32 @@ class Dispatcher(GatewayListener):
 
 async def _answered(call: _Call, gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:
     """Wait until the call is settled. Its deadline and its client's leaving fail it, whichever comes first."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.call_later(max(0.0, deadline_s - time.time()), call.expire)
-    watch = _ClientWatch(call, gone) if gone is not None else None
+    watch = _Watch(call, gone, left_s=deadline_s - time.time())
     try:
         await call.done
     finally:
-        deadline.cancel()
-        if watch is not None:
-            await watch.end()
+        await watch.end()
 
 
-class _ClientWatch:
-    """Fails a call whose client has left.
+class _Watch:
+    """Fails a call whose deadline has passed or whose client has left.
 
-    It begins to watch only after a while: most calls are answered by then, and a task for each would cost a short call
-    more than all its other waiting.
+    For the client it begins to look only after a while, with the timer that is there for the deadline anyway: most
+    calls are answered by then, and a task for each would cost a short call more than all its other waiting.
     """
 
-    def __init__(self, call: _Call, gone: Callable[[], Awaitable[None]]) -> None:
+    __slots__ = ("_call", "_ends_s", "_gone", "_loop", "_task", "_timer")
+
+    def __init__(self, call: _Call, gone: Callable[[], Awaitable[None]] | None, *, left_s: float) -> None:
         self._call = call
         self._gone = gone
+        self._loop = asyncio.get_running_loop()
+        self._ends_s = self._loop.time() + left_s
         self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+        if gone is not None and left_s > WATCH_AFTER_S:
+            self._timer = self._loop.call_later(WATCH_AFTER_S, self._begin)
+        else:
+            self._timer = self._loop.call_later(max(0.0, left_s), call.expire)
 
     async def end(self) -> None:
         """Stop watching."""
@@ -300,8 +303,10 @@ class _ClientWatch:
             await asyncio.wait({self._task})
 
     def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._timer = self._loop.call_at(self._ends_s, self._call.expire)
+        self._task = self._loop.create_task(self._watch())
 
     async def _watch(self) -> None:
+        assert self._gone is not None, "there is a client to watch"
         await self._gone()
         self._call.fail(ClientGone("the client closed the connection before its answer was ready"))

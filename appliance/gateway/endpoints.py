@@ -15,7 +15,6 @@ from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.types import HTTPScope, Receive, Scope, Send
 
-from appliance.compat.formats import Format
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed
 from appliance.gateway.http import Answer, Dialect, Headers, Request, answer_of
 
@@ -40,8 +39,7 @@ def route(
         if endpoint is None:
             answer = _wrong_method(request, allowed)
         else:
-            what = f"{request.method} {request.path}"
-            answer = await _settled(endpoint(request), what=what, dialect=dialect, form=request.answer_form)
+            answer = await _settled(endpoint(request), request, dialect=dialect)
         await answer.send(send)
 
     return handle
@@ -59,8 +57,7 @@ def get_below(
     async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes]:
         request.scope["state"]["endpoint"] = name
         inner = Request(request.scope, request.receive)
-        found = endpoint(inner, rest.removeprefix("/"))
-        return as_response(await _settled(found, what=f"GET {request.url.path}", form=inner.answer_form))
+        return as_response(await _settled(endpoint(inner, rest.removeprefix("/")), inner, dialect="openai"))
 
     return handle
 
@@ -71,9 +68,7 @@ def as_response(answer: Answer) -> Response[bytes]:
     return Response(answer.body, status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
 
 
-async def _settled(
-    answering: Awaitable[Answer], *, what: str, dialect: Dialect = "openai", form: Format = "json"
-) -> Answer:
+async def _settled(answering: Awaitable[Answer], request: Request, *, dialect: Dialect) -> Answer:
     """The endpoint's answer, or its error in the client's words."""
     try:
         return await answering
@@ -81,12 +76,12 @@ async def _settled(
         return answer_of(error)  # nobody reads it; the status is what is counted
     except ApplianceError as error:
         if error.status >= 500:
-            _log.warning("%s: %s (%s)", what, error.message, error.code)
-        return answer_of(error, dialect=dialect, form=form)
+            _log.warning("%s %s: %s (%s)", request.method, request.path, error.message, error.code)
+        return answer_of(error, dialect=dialect, form=request.answer_form)
     except Exception:
         # A bug. The client gets an answer without our insides, the log gets the traceback.
-        _log.exception("%s failed", what)
-        return answer_of(internal_error(), dialect=dialect, form=form)
+        _log.exception("%s %s failed", request.method, request.path)
+        return answer_of(internal_error(), dialect=dialect, form=request.answer_form)
 
 
 def internal_error() -> InternalError:

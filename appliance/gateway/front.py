@@ -5,6 +5,7 @@ A plain ASGI layer around the Litestar app, since a framework middleware costs e
 
 import hashlib
 import hmac
+import itertools
 import re
 import secrets
 import time
@@ -62,6 +63,8 @@ class Front:
         self._direct = direct
         self._keys = keys
         self._bodies = bodies
+        self._id_prefix = secrets.token_hex(10).encode()  # of this process: no other gateway makes the same ids
+        self._count = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == ScopeType.HTTP:
@@ -72,7 +75,7 @@ class Front:
             await self._app(scope, receive, send)  # lifespan
 
     async def _serve(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        request_id = _request_id(header(scope, b"x-request-id"))
+        request_id = self._request_id(header(scope, b"x-request-id"))
         started_s = time.perf_counter()
         status = 499
         scope.setdefault("state", {})[BODIES] = self._bodies
@@ -101,9 +104,8 @@ class Front:
             telemetry.REQUESTS.labels(endpoint, str(status)).inc()
             telemetry.REQUEST_SECONDS.labels(endpoint).observe(time.perf_counter() - started_s)
 
-
-def _request_id(offered: bytes | None) -> bytes:
-    """The client's own id where it is harmless in a header and a log, else a fresh one."""
-    if offered is not None and _SAFE_ID.fullmatch(offered):
-        return offered
-    return b"req_" + secrets.token_hex(16).encode()
+    def _request_id(self, offered: bytes | None) -> bytes:
+        """The client's own id where it is harmless in a header and a log, else a fresh one."""
+        if offered is not None and _SAFE_ID.fullmatch(offered):
+            return offered
+        return b"req_%s%012x" % (self._id_prefix, next(self._count))

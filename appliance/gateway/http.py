@@ -59,11 +59,12 @@ class BodyBudget:
 class Request:
     """One request. `receive` is read by `body` first and by `gone` after it, never by both at once."""
 
-    __slots__ = ("_receive", "scope")
+    __slots__ = ("_headers", "_receive", "scope")
 
     def __init__(self, scope: HTTPScope, receive: Receive) -> None:
         self.scope = scope
         self._receive = receive
+        self._headers = dict(reversed(cast("Headers", scope["headers"])))  # of several with one name the first counts
 
     @property
     def method(self) -> str:
@@ -91,7 +92,7 @@ class Request:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this lower-case name."""
-        return header(self.scope, name)
+        return self._headers.get(name)
 
     async def body(self, *, bytes_max: int) -> bytes:
         """The whole body.

@@ -1,7 +1,7 @@
 """The last look at an answer before a client sees it: its kind, count, width and order. Pure."""
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 from appliance.jobs import (
     Classify,
@@ -24,6 +24,7 @@ from appliance.jobs import (
 )
 
 FLOAT_BYTES = 4
+KINDS: dict[Output, type[Part]] = {"dense": Rows, "multivector": TokenRows, "sparse": SparseRows}
 
 
 def fault(parts: Sequence[Part], *, task: Task) -> str:
@@ -53,55 +54,46 @@ def fault(parts: Sequence[Part], *, task: Task) -> str:
 
 def _embed_fault(parts: Sequence[Part], task: Embed) -> str:
     count = len(task.inputs) or len(task.ids)
-    by_output: dict[Output, list[Part]] = {output: [] for output in task.outputs}
-    for part in parts:
-        output = _output_of(part)
-        if output not in by_output:
-            return "the answer is of another kind than the task"
-        by_output[output].append(part)
-    faults = (_output_fault(found, count=count, asked=task.width) for found in by_output.values())
-    return next(filter(None, faults), "")
-
-
-def _output_of(part: Part) -> Output | None:
-    match part:
-        case Rows():
-            return "dense"
-        case TokenRows():
-            return "multivector"
-        case SparseRows():
-            return "sparse"
-        case _:
-            return None
+    known = 0
+    for output in task.outputs:
+        kind = KINDS[output]
+        found = [part for part in parts if type(part) is kind]
+        if words := _output_fault(found, count=count, asked=task.width):
+            return words
+        known += len(found)
+    return "" if known == len(parts) else "the answer is of another kind than the task"
 
 
 def _output_fault(parts: Sequence[Part], *, count: int, asked: int | None) -> str:
-    """Of the parts of one output."""
-    rows = [part for part in parts if isinstance(part, Rows)]
-    if rows:
-        return _rows_fault(rows, count=count, asked=asked)
-    tokens = [part for part in parts if isinstance(part, TokenRows)]
-    sparse = [part for part in parts if isinstance(part, SparseRows)]
-    found = sum(len(part.inputs) for part in tokens) + sum(len(part.inputs) for part in sparse)
-    if found != count:
-        return f"{count} inputs came back as {found}"
-    if any(not row or len(row) % (FLOAT_BYTES * part.width) for part in tokens for row in part.inputs):
-        return "vectors of tokens came back cut within a vector"
-    if any(len(row.indices) != len(row.values) or len(row.values) % FLOAT_BYTES for p in sparse for row in p.inputs):
-        return "sparse vectors came back with indices and weights of different numbers"
-    return ""
+    """Of the parts of one output, which are of one kind."""
+    found = 0
+    for part in parts:
+        match part:
+            case Rows():
+                return _rows_fault(cast("Sequence[Rows]", parts), count=count, asked=asked)
+            case TokenRows(inputs=rows, width=width):
+                if width <= 0 or any(not row or len(row) % (FLOAT_BYTES * width) for row in rows):
+                    return "vectors of tokens came back cut within a vector"
+                found += len(rows)
+            case SparseRows(inputs=weights):
+                if any(len(row.indices) != len(row.values) or len(row.values) % FLOAT_BYTES for row in weights):
+                    return "sparse vectors came back with indices and weights of different numbers"
+                found += len(weights)
+    return "" if found == count else f"{count} inputs came back as {found}"
 
 
 def _rows_fault(rows: Sequence[Rows], *, count: int, asked: int | None) -> str:
-    widths = {part.width for part in rows}
-    if len(widths) != 1:
-        return f"vectors of {len(widths)} widths came in one answer"
-    (width,) = widths
+    width = rows[0].width
     if asked is not None and width != asked:
         return f"vectors of width {asked} were asked for and came back with width {width}"
-    if width <= 0 or any(len(part.data) % (FLOAT_BYTES * width) for part in rows):
-        return f"vectors of width {width} came back cut within a vector"
-    return _size_fault(sum(len(part.data) for part in rows), count=count, width=width, what="vectors")
+    size = 0
+    for part in rows:
+        if part.width != width:
+            return f"vectors of widths {width} and {part.width} came in one answer"
+        if width <= 0 or len(part.data) % (FLOAT_BYTES * width):
+            return f"vectors of width {width} came back cut within a vector"
+        size += len(part.data)
+    return _size_fault(size, count=count, width=width, what="vectors")
 
 
 def _labels_fault(labels: Sequence[Labels], *, count: int) -> str:
