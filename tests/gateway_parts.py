@@ -11,8 +11,11 @@ from litestar.types import ASGIApp
 
 from appliance.catalog import Catalog
 from appliance.gateway.app import build_app
+from appliance.gateway.calls import Calls
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import Canary
+from appliance.gateway.operation import Operation
+from appliance.gateway.surface import operations
 from appliance.jobs import (
     Classify,
     Detokenize,
@@ -140,6 +143,17 @@ class Gateway:
         )
         self.canary = Canary(dispatcher, catalog.tasks(), interval_s=5.0)
         self.app: ASGIApp = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=self.canary)
+        self._calls = Calls(
+            catalog=catalog,
+            dispatcher=dispatcher,
+            canary=self.canary,
+            gateway=settings.gateway,
+            queue=settings.queue,
+        )
+
+    def operations(self) -> tuple[Operation, ...]:
+        """The table that the app is made of."""
+        return operations(self._calls, self.canary)
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         """Sends the key, unless told to send another."""
