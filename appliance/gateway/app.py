@@ -6,6 +6,7 @@ from litestar import Litestar, Response
 from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.handlers import ASGIRouteHandler
 from litestar.types import ASGIApp
 
 from appliance.catalog import Catalog
@@ -16,7 +17,7 @@ from appliance.gateway.endpoints import as_response, internal_error
 from appliance.gateway.front import Front, Keys
 from appliance.gateway.health import Canary
 from appliance.gateway.http import BodyBudget, Headers, answer_of
-from appliance.gateway.operation import direct, handlers
+from appliance.gateway.operation import handlers
 from appliance.gateway.paths import base_url_hint
 from appliance.gateway.surface import operations
 from appliance.settings import Settings
@@ -28,8 +29,9 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
     """Wire the endpoints. The caller runs the dispatcher's queue and the canary."""
     calls = Calls(catalog=catalog, dispatcher=dispatcher, canary=canary, gateway=settings.gateway, queue=settings.queue)
     surface = operations(calls, canary)
+    routed = handlers(surface)
     app = Litestar(
-        route_handlers=handlers(surface),
+        route_handlers=routed,
         exception_handlers={HTTPException: _http_fault, Exception: _bug},
         openapi_config=None,
         logging_config=None,
@@ -39,7 +41,7 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         Keys(settings.gateway.api_keys),
         BodyBudget(settings.gateway.pending_bytes_max),
         open_paths=frozenset(path for operation in surface if operation.is_open for path in operation.paths),
-        direct={path: handler.fn for handler in direct(surface) for path in handler.paths},
+        direct={path: each.fn for each in routed if isinstance(each, ASGIRouteHandler) for path in each.paths},
     )
 
 

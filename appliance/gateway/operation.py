@@ -37,7 +37,6 @@ class Operation:
     statuses: tuple[int, ...] = ()  # of answers in the same shape, besides 200
     headers: tuple[str, ...] = ()  # of the answer, by their names in `openapi.HEADERS`
     is_open: bool = False  # served without a key
-    is_hot: bool = False  # its paths go past the router, see `Front`
 
 
 def handlers(operations: Iterable[Operation]) -> list[PostOrGet]:
@@ -46,12 +45,6 @@ def handlers(operations: Iterable[Operation]) -> list[PostOrGet]:
     for operation in operations:
         by_paths.setdefault(operation.paths, []).append(operation)
     return [_handler(paths, found) for paths, found in by_paths.items()]
-
-
-def direct(operations: Iterable[Operation]) -> list[ASGIRouteHandler]:
-    """The handlers of the hot operations."""
-    found = handlers(operation for operation in operations if operation.is_hot)
-    return [handler for handler in found if isinstance(handler, ASGIRouteHandler)]
 
 
 def _handler(paths: tuple[str, ...], operations: list[Operation]) -> PostOrGet:

@@ -40,7 +40,6 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             body=openai_embeddings.EmbeddingsBody,
             answer=openai_embeddings.EmbeddingsAnswer,
             headers=("x-appliance-ignored", "x-appliance-truncated"),
-            is_hot=True,
         ),
         Operation(
             paths=spellings("/v1/rerank"),
