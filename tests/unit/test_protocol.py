@@ -54,6 +54,11 @@ class Wire:
         async with asyncio.timeout(5):
             return await self._reader.read()
 
+    async def until(self, end: bytes) -> bytes:
+        """What comes up to and with `end`."""
+        async with asyncio.timeout(5):
+            return await self._reader.readuntil(end)
+
     def close(self) -> None:
         self._writer.close()
 
@@ -193,4 +198,60 @@ async def test_an_answer_that_was_given_is_not_given_again(wire: Wire, monkeypat
     monkeypatch.setattr(protocol, "REQUEST_READ_S", 0.02)
     wire.send(post(b"0123456789")[:-5])
     assert (await wire.answer())[0] == 413
+    assert await wire.rest() == b""
+
+
+async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers in pieces of unknown total size; at /bad with a header that would be two."""
+    value = b"a\r\nb: c" if scope["path"] == "/bad" else b"a"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-kind", value)]})
+    for piece in (b"one", b"", b"two"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@pytest.mark.parametrize("served", [stream], indirect=True)
+async def test_an_answer_of_unknown_size_goes_out_in_chunks_and_the_connection_lives(wire: Wire) -> None:
+    for _ in range(2):
+        wire.send(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+        assert await wire.until(b"0\r\n\r\n") == (
+            b"HTTP/1.1 200 OK\r\nx-kind: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        )
+
+
+@pytest.mark.parametrize("served", [stream], indirect=True)
+async def test_a_header_cannot_become_two(wire: Wire) -> None:
+    wire.send(b"GET /bad HTTP/1.1\r\nhost: here\r\n\r\n")
+    assert b"b: c" not in await wire.rest()
+
+
+async def test_a_head_is_answered_without_a_body(wire: Wire) -> None:
+    wire.send(b"HEAD / HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi")
+    answer = await wire.rest()
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"content-length: 2\r\n" in answer
+
+
+async def test_requests_on_the_heels_of_each_other_are_answered_in_order(wire: Wire) -> None:
+    wire.send(post(b"first") + post(b"second") + post(b"third"))
+    assert [(await wire.answer())[2] for _ in range(3)] == [b"first", b"second", b"third"]
+
+
+@pytest.mark.parametrize(
+    ("line", "header"), [(b"POST / HTTP/1.0", b"x: y"), (b"POST / HTTP/1.1", b"connection: close")]
+)
+async def test_a_client_that_wants_no_more_is_hung_up_on(wire: Wire, line: bytes, header: bytes) -> None:
+    wire.send(post(b"last", header).replace(b"POST / HTTP/1.1", line))
+    _, headers, body = await wire.answer()
+    assert (headers["connection"], body) == ("close", b"last")
+    assert await wire.rest() == b""
+
+
+@pytest.mark.slow
+async def test_a_connection_in_use_is_not_idle(wire: Wire) -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while loop.time() - began_s < 1.5:  # longer than the server keeps an idle one
+        wire.send(post(b"again"))
+        assert (await wire.answer())[2] == b"again"
     assert await wire.rest() == b""
