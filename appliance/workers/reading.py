@@ -83,6 +83,11 @@ class Reader:
             documents = self.tokenizer.cut(documents, tokens_max=task.document_tokens_max)
         pairs = [(task.query, document) for document in documents]
         items = self.tokenizer.encode_pairs(pairs, truncation=task.truncation, first_index=first_index)
+        was_cut = [len(document) < len(whole) for document, whole in zip(documents, task.documents, strict=True)]
+        items = [
+            msgspec.structs.replace(item, is_truncated=True) if cut else item
+            for item, cut in zip(items, was_cut, strict=True)
+        ]
         return Reading(items, _relevance)
 
     def _classify(self, task: Classify, *, first_index: int) -> Reading:

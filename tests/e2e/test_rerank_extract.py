@@ -97,8 +97,10 @@ def test_a_document_that_is_cut_is_announced_or_refused(client: httpx.Client) ->
 def test_a_document_is_cut_to_what_the_client_allows(client: httpx.Client) -> None:
     body = {"model": RANKER, "query": QUERY, "max_tokens_per_doc": 3}
 
-    cut = found_of(client.post("/v2/rerank", json={**body, "documents": ["a b c d e f", "a b c"]}))
+    answer = client.post("/v2/rerank", json={**body, "documents": ["a b c d e f", "a b c"]})
 
+    cut = found_of(answer)
+    assert answer.headers["x-appliance-truncated"] == "0"
     assert cut["results"][0]["relevance_score"] == pytest.approx(cut["results"][1]["relevance_score"], abs=1e-5)
 
 
