@@ -61,7 +61,7 @@ JOBS = Counter("appliance_jobs_total", "Settled jobs by outcome", ["model", "out
 REDELIVERED_JOBS = Counter(
     "appliance_redelivered_jobs_total", "Jobs that an earlier delivery did not finish", ["model"]
 )
-MISSING_PROMPTS = Counter(
+MISSING_PROMPTS = prometheus_client.Counter(  # counted on the tokenizer's threads, where no tally may be
     "appliance_prompt_missing_total",
     "Inputs embedded without the prompt that their model wants, as nobody said which",
     ["model"],

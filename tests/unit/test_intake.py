@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from appliance.errors import ApplianceError, QueueUnavailable
-from appliance.jobs import Embed, Failed, Job, encode_job
+from appliance.jobs import Detokenize, Done, Embed, Failed, Job, Tokenize, Tokenized, encode_job
 from appliance.presets import Facts, Prompts
 from appliance.workers.intake import JOBS_A_HOP_MAX, Intake
 from appliance.workers.ledger import Ledger
@@ -241,6 +241,22 @@ async def test_a_job_that_is_not_taken_on_goes_back() -> None:
 
     assert delivery.settlements == ["give back"]
     assert bench.queue.replies == []
+    assert len(bench.ledger) == 0
+
+
+async def test_a_job_that_needs_no_device_is_answered_at_once() -> None:
+    bench = Bench()
+    async with bench.running():
+        delivery = bench.deliver(Job("j", "m", Tokenize("a c"), "replies.g", 4e9))
+        refused = bench.deliver(Job("k", "m", Detokenize((1, 77)), "replies.g", 4e9))
+        await until(lambda: bool(delivery.settlements) and bool(refused.settlements))
+
+    assert bench.read == []
+    tokenized, done, failed = (reply.event for reply in bench.queue.replies)
+    assert (tokenized, done) == (Tokenized((1, 3), ("a", "c")), Done())
+    assert isinstance(failed, Failed)
+    assert failed.param == "tokens[1]"
+    assert (delivery.settlements, refused.settlements) == (["ack"], ["ack"])
     assert len(bench.ledger) == 0
 
 

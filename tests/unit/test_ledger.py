@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnavailable
-from appliance.jobs import Done, Failed, Part, Reply, Rows, Text, Usage, encode_replies
+from appliance.jobs import Done, Failed, Part, Reply, Rows, Text, TokenRows, Usage, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
 from appliance.workers.read_job import QUERY, Reading
@@ -219,6 +219,20 @@ async def test_numbers_that_make_no_answer_fail_their_job_and_no_other() -> None
 
     assert list(bench.failures()) == ["a"]
     assert [reply.job_id for reply in bench.queue.replies if isinstance(reply.event, Done)] == ["b"]
+    bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("size", "code"), [(1700, ""), (2000, "request_too_large")])
+async def test_an_answer_that_no_message_can_carry_is_refused(size: int, code: str) -> None:
+    bench = Bench(payload_bytes_max=2000)
+    big = Reading([tokens_of(1)], lambda buffers, width, bytes_max: [TokenRows((b"\0" * size,), 4)])
+    items = [*items_read_as(bench, big), *bench.open("b", 2)]
+
+    await bench.ledger.take(items, encoded_of(1.0, 2.0))
+
+    assert [failed.code for failed in bench.failures().values()] == ([code] if code else [])
+    assert max(bench.queue.sizes) <= 2000
+    assert bench.settled("b") == ["ack"]
     bench.assert_nothing_is_left()
 
 
