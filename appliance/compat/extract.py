@@ -20,13 +20,16 @@ INPUTS_MAX = 2048
 LABELS_MAX = 100
 LABEL_CHARS_MAX = 128
 
+# Said in the OpenAPI document only: `decode` refuses in words of its own.
+Labels = Annotated[list[str], Meta(extra_json_schema={"minItems": 1, "maxItems": LABELS_MAX})]
+
 
 class ExtractBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The request. Explicit nulls mean absent."""
 
     model: str
     input: str | list[str]
-    labels: list[str] | None = None  # only these; all that the model finds when absent
+    labels: Labels | None = None  # only these; all that the model finds when absent
     score_min: Annotated[float, Meta(ge=0, le=1)] | None = None
     truncate: Truncate | None = None  # in Cohere's words
     user: str | None = None

@@ -33,20 +33,25 @@ TOKENS_OF_A_DOCUMENT = 500
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what msgpack can carry back
 Value = str | bool | Integer | float | None
 Document = str | dict[str, Value]
+# Said in the OpenAPI document only: `decode` refuses in words of its own.
+Positive = Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+Query = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Documents = Annotated[list[Document], Meta(extra_json_schema={"minItems": 1, "maxItems": DOCUMENTS_MAX})]
+RankFields = Annotated[list[str], Meta(extra_json_schema={"minItems": 1})]
 
 
 class RerankBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of Cohere, Jina and Voyage. Explicit nulls mean absent."""
 
-    query: str
-    documents: list[Document]
+    query: Query
+    documents: Documents
     model: str | None = None  # absent: the first served model that reranks
-    top_n: int | None = None
-    top_k: int | None = None
+    top_n: Positive | None = None
+    top_k: Positive | None = None
     return_documents: bool | None = None
-    rank_fields: list[str] | None = None
-    max_chunks_per_doc: int | None = None
-    max_tokens_per_doc: int | None = None
+    rank_fields: RankFields | None = None
+    max_chunks_per_doc: Positive | None = None
+    max_tokens_per_doc: Positive | None = None
     truncation: bool | None = None
     priority: int | None = None
     instruction: str | None = None
