@@ -274,8 +274,8 @@ def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
             return len(data) + sum(map(len, names))
         case Spans(inputs=inputs):
             return SPAN_BYTES * sum(map(len, inputs))
-        case Done(truncated=truncated):
-            return INDEX_BYTES * len(truncated)
+        case Done(truncated=truncated, space=space):
+            return INDEX_BYTES * len(truncated) + len(space)
         case Failed(message=message):
             return len(message.encode())
         case _:
