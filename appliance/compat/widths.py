@@ -4,7 +4,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from appliance.errors import InternalError
+from appliance.errors import InternalError, InvalidRequest
+
+WIDTH_MAX = 65_536
 
 Vectors = npt.NDArray[np.float32]
 
@@ -23,6 +25,10 @@ class Widths(msgspec.Struct, frozen=True):
         """
         return cls(width, pad_to) if asked is None or asked == pad_to else cls(asked)
 
+    def space(self, of_model: str) -> str:
+        """The space of the vectors that are answered, from that of the model's; "" where that is not known."""
+        return f"{of_model} padded={self.padded}" if of_model and self.padded is not None else of_model
+
     def pad(self, vectors: Vectors) -> Vectors:
         """[vectors, computed] → [vectors, padded]. No copy where nothing is added."""
         own = vectors.shape[1]
@@ -31,3 +37,9 @@ class Widths(msgspec.Struct, frozen=True):
         if self.padded < own:  # a model that said its width only when it was loaded
             raise InternalError(f"this name pads vectors to {self.padded}, the model's have {own}; correct `pad_to`")
         return np.pad(vectors, ((0, 0), (0, self.padded - own)))
+
+
+def check_width(width: int | None, *, field: str) -> None:
+    """Raises InvalidRequest for what no model's width can be, and a job cannot carry."""
+    if width is not None and not 1 <= width <= WIDTH_MAX:
+        raise InvalidRequest(f"'{field}' is {width}; it must be between 1 and {WIDTH_MAX}", param=field)

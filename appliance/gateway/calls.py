@@ -14,7 +14,7 @@ import msgspec
 from appliance import telemetry
 from appliance.catalog import Catalog, Route
 from appliance.compat.chunks import chunks
-from appliance.errors import InvalidRequest
+from appliance.errors import BadVector, InvalidRequest
 from appliance.gateway.dispatch import Dispatcher, Result
 from appliance.gateway.health import Canary
 from appliance.gateway.http import Headers, Request
@@ -135,6 +135,8 @@ class Calls:
 
 
 def _outcome(results: Sequence[Result]) -> Outcome:
+    if any(result.space != results[0].space for result in results):
+        raise BadVector("the parts of the request were computed by different versions of the model; try again")
     return Outcome(
         parts=tuple(part for result in results for part in result.parts),
         input_tokens=sum(result.usage.input_tokens for result in results),
@@ -143,8 +145,8 @@ def _outcome(results: Sequence[Result]) -> Outcome:
     )
 
 
-def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = ()) -> Headers:
-    """What was done to the request besides answering it, as headers."""
+def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = (), space: str = "") -> Headers:
+    """What was done to the request besides answering it, and the space of its vectors, as headers."""
     headers: Headers = []
     if ignored:
         names = ",".join(name for name in ignored if name.isascii() and name.isprintable())
@@ -153,6 +155,8 @@ def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = ()) -
         listed = ",".join(map(str, truncated[:NAMES_IN_HEADER_MAX]))
         more = ",..." if len(truncated) > NAMES_IN_HEADER_MAX else ""
         headers.append((b"x-appliance-truncated", f"{listed}{more}".encode()))
+    if space:
+        headers.append((b"x-appliance-space", space.encode("ascii", "replace")))
     return headers
 
 

@@ -3,7 +3,6 @@
 import asyncio
 
 import numpy as np
-import numpy.typing as npt
 
 from appliance.catalog import Route
 from appliance.compat import cohere_classify, few_shot
@@ -12,7 +11,8 @@ from appliance.errors import BadVector, InvalidRequest
 from appliance.gateway.calls import Calls, notes
 from appliance.gateway.http import Answer, Request, written
 from appliance.gateway.naming import naming
-from appliance.jobs import Classify, Embed, Labels, Part, Rows, Truncation
+from appliance.gateway.rows import matrix
+from appliance.jobs import Classify, Embed, Labels, Truncation
 
 
 class Classification:
@@ -76,7 +76,7 @@ class Classification:
 
         with naming(call.name_of):
             outcome = await self._calls.run(request, route.model, call.texts, task)
-        vectors = _matrix(outcome.parts)
+        vectors = matrix(outcome.parts).astype(np.float64)
         count = len(call.example_texts)
         found = await asyncio.to_thread(  # thousands of examples take a while
             few_shot.confidences,
@@ -87,13 +87,3 @@ class Classification:
         )
         truncated = tuple(index - count if index >= count else f"examples[{index}]" for index in outcome.truncated)
         return cohere_classify.answer(call.inputs, call.labels, found, are_independent=False), truncated
-
-
-def _matrix(parts: tuple[Part, ...]) -> npt.NDArray[np.float64]:
-    rows = [part for part in parts if isinstance(part, Rows)]
-    if len({part.width for part in rows}) != 1:
-        raise BadVector("the parts of the request came back in different widths; try again")
-    found = np.frombuffer(b"".join(part.data for part in rows), "<f4").reshape(-1, rows[0].width).astype(np.float64)
-    if not np.isfinite(found).all():
-        raise BadVector("a vector came back with a number that is not finite; try again")
-    return found

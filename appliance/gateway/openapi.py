@@ -26,6 +26,7 @@ HEADERS: dict[str, str] = {
     "x-request-id": "The request's id: the client's own where it sent a harmless one",
     "x-appliance-ignored": "Names of fields that were sent and had no effect, comma-separated",
     "x-appliance-truncated": "Indices of inputs that were cut to the model's length, comma-separated",
+    "x-appliance-space": "What vectors must share to be compared: model, weights, pooling, prompts, width, padding",
     "retry-after": "Seconds to wait before the next attempt, between 1 and 60",
     "retry-after-ms": "The same in milliseconds",
     "allow": "The methods that the path takes",

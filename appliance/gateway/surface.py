@@ -5,12 +5,13 @@ from dataclasses import replace
 import msgspec
 
 from appliance import telemetry
-from appliance.compat import cohere_classify, cohere_tokens, extract, openai_embeddings, rerank
+from appliance.compat import cohere_classify, cohere_embed, cohere_tokens, extract, openai_embeddings, rerank
 from appliance.compat.cohere_key import CheckKeyAnswer
 from appliance.compat.models import ModelList, ModelObject
 from appliance.gateway import openapi
 from appliance.gateway.calls import Calls
 from appliance.gateway.cohere_classify import Classification
+from appliance.gateway.cohere_embed import CohereEmbeddings
 from appliance.gateway.cohere_tokens import Tokens
 from appliance.gateway.embeddings import Embeddings
 from appliance.gateway.extract import Extraction
@@ -25,6 +26,7 @@ from appliance.gateway.rerank import Reranking
 def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     """The table. Add an endpoint here and nowhere else: its routes, its documentation and its bounds follow."""
     classification = Classification(calls)
+    cohere_embeddings = CohereEmbeddings(calls)
     embeddings = Embeddings(calls)
     extraction = Extraction(calls)
     models = Models(calls.catalog)
@@ -40,6 +42,26 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             body=openai_embeddings.EmbeddingsBody,
             answer=openai_embeddings.EmbeddingsAnswer,
             headers=("x-appliance-ignored", "x-appliance-truncated"),
+        ),
+        Operation(
+            paths=spellings("/v1/embed"),
+            name="embed",
+            summary="Turn texts into vectors, as Cohere's v1 API",
+            serve=cohere_embeddings.v1,
+            body=cohere_embed.EmbedBody,
+            answer=cohere_embed.EmbedAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored", "x-appliance-truncated", "x-appliance-space"),
+        ),
+        Operation(
+            paths=spellings("/v2/embed"),
+            name="embed",
+            summary="Turn texts into vectors of one or more types, as Cohere's v2 API",
+            serve=cohere_embeddings.v2,
+            body=cohere_embed.EmbedBody,
+            answer=cohere_embed.EmbedAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored", "x-appliance-truncated", "x-appliance-space"),
         ),
         Operation(
             paths=spellings("/v1/rerank"),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from appliance.compat.widths import Widths
-from appliance.errors import InternalError
+from appliance.compat.widths import WIDTH_MAX, Widths, check_width
+from appliance.errors import InternalError, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,22 @@ def test_without_zeros_nothing_is_copied(padded: int | None) -> None:
 def test_a_policy_that_does_not_fit_the_model_is_told() -> None:
     with pytest.raises(InternalError, match="pads vectors to 4, the model's have 6"):
         Widths(None, 4).pad(np.ones((2, 6), "<f4"))
+
+
+@pytest.mark.parametrize("width", [None, 1, 384, WIDTH_MAX])
+def test_what_may_be_a_width_is_taken(width: int | None) -> None:
+    check_width(width, field="dimensions")
+
+
+@pytest.mark.parametrize("width", [0, -1, WIDTH_MAX + 1, 2**70])
+def test_what_can_be_none_is_refused(width: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_width(width, field="dimensions")
+
+    assert caught.value.param == "dimensions"
+
+
+def test_a_padded_space_says_so() -> None:
+    assert Widths(None, 8).space("model=m width=6") == "model=m width=6 padded=8"
+    assert Widths(4).space("model=m width=4") == "model=m width=4"
+    assert not Widths(None, 8).space("")
