@@ -17,7 +17,7 @@ from appliance.jobs import Classify, Embed, Failed, Labels, Rows
 from appliance.settings import AliasSettings
 from tests.gateway_parts import Gateway
 
-POSTS = ("/v1/classify", "/v1/tokenize", "/v1/detokenize")
+POSTS = ("/v1/embed", "/v2/embed", "/v1/classify", "/v1/tokenize", "/v1/detokenize")
 EXAMPLES = [{"text": text, "label": text[0]} for text in ("a1", "b1", "a2", "b2")]
 
 
@@ -43,11 +43,100 @@ def message_of(answer: httpx.Response) -> str:
 def valid(path: str) -> dict[str, Any]:
     """A body that the path takes."""
     bodies: dict[str, dict[str, Any]] = {
+        "/v1/embed": {"model": "org/embedder", "texts": ["a", "b", "c", "d"]},
+        "/v2/embed": {"model": "org/embedder", "texts": ["a"], "embedding_types": ["int8", "ubinary"]},
         "/v1/classify": {"model": "org/classifier", "inputs": ["a", "b", "c", "d"]},
         "/v1/tokenize": {"model": "org/ranker", "text": "hé"},
         "/v1/detokenize": {"model": "org/ranker", "tokens": [104, 105]},
     }
     return bodies[path]
+
+
+async def test_texts_of_several_jobs_are_one_answer(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    gateway.queue.truncated = (1, 3)
+    body = valid("/v1/embed") | {"input_type": "search_document", "truncate": "START", "max_tokens": 9, "more": 1}
+
+    answer = await client.post("/v1/embed", json=body)
+
+    found = answer.json()
+    assert found["embeddings"] == [[0.5] * 4] * 4
+    assert found["meta"]["billed_units"] == {"input_tokens": 40}
+    assert answer.headers["x-appliance-ignored"] == "more"
+    assert answer.headers["x-appliance-truncated"] == "1,3"
+    assert [job.task for job in gateway.queue.jobs] == [
+        Embed(("a", "b", "c"), intent="document", truncation="start", tokens_max=9),
+        Embed(("d",), intent="document", truncation="start", tokens_max=9),
+    ]
+
+
+@pytest.mark.parametrize("fields", [{}, {"embedding_types": ["float"]}])
+async def test_without_a_model_s_name_the_first_that_embeds_does(
+    client: httpx.AsyncClient, gateway: Gateway, fields: dict[str, Any]
+) -> None:
+    answer = await client.post("/v1/embed", json={"texts": ["a"]} | fields)
+
+    assert answer.status_code == 200
+    assert gateway.queue.jobs[0].model == "org/embedder"
+    assert (await client.post("/v2/embed", json={"texts": ["a"]} | fields)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        ({}, Embed(("a",), intent="query", width=2, truncation="chunk_mean")),
+        ({"input_type": "search_document"}, Embed(("a",), intent="document", width=2, truncation="chunk_mean")),
+        ({"input_type": "clustering"}, Embed(("a",), intent="query", width=2, truncation="chunk_mean")),
+        ({"truncate": "END"}, Embed(("a",), intent="query", width=2, truncation="end")),
+        ({"truncate": "NONE"}, Embed(("a",), intent="query", width=2, truncation="none")),
+        ({"output_dimension": 4}, Embed(("a",), intent="query", width=4, truncation="chunk_mean")),
+        ({"output_dimension": 6}, Embed(("a",), intent="query", width=2, truncation="chunk_mean")),
+    ],
+)
+async def test_the_client_wins_over_an_alias_policy(fields: dict[str, Any], task: Embed) -> None:
+    alias = AliasSettings("it", "org/embedder", intent="query", width=2, pad_to=6, too_long="chunk_mean")
+    gateway = Gateway(aliases=(alias,))
+
+    async with gateway.client() as client:
+        answer = await client.post("/v2/embed", json={"model": "it", "texts": ["a"]} | fields)
+
+    assert gateway.queue.jobs[0].task == task
+    (vector,) = answer.json()["embeddings"]["float"]
+    assert len(vector) == (4 if task.width == 4 else 6)
+
+
+async def test_zeros_that_are_added_are_zeros_in_every_type(gateway: Gateway) -> None:
+    padded = Gateway(aliases=(AliasSettings("it", "org/embedder", pad_to=16),))
+    types = ["float", "int8", "uint8", "ubinary", "binary"]
+
+    async with padded.client() as client, gateway.client() as plain:
+        wide = await client.post("/v2/embed", json={"model": "it", "texts": ["a"], "embedding_types": types})
+        own = await plain.post("/v2/embed", json={"model": "org/embedder", "texts": ["a"], "embedding_types": types})
+
+    wide_vectors, own_vectors = wide.json()["embeddings"], own.json()["embeddings"]
+    assert wide_vectors["float"] == [own_vectors["float"][0] + [0] * 12]
+    assert wide_vectors["int8"] == [own_vectors["int8"][0] + [0] * 12]
+    assert wide_vectors["uint8"] == [own_vectors["uint8"][0] + [128] * 12]
+    assert wide_vectors["ubinary"] == [own_vectors["ubinary"][0] + [0]]
+    assert wide_vectors["binary"] == [own_vectors["binary"][0] + [-128]]
+
+
+async def test_a_node_s_width_is_cohere_s_dimension(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    gateway.queue.failure = Failed(
+        "invalid_value", "'dimensions' is 7, it gives 4; leave 'dimensions' out", "dimensions"
+    )
+
+    answer = await client.post("/v2/embed", json=valid("/v2/embed") | {"output_dimension": 7})
+
+    assert message_of(answer) == "'output_dimension' is 7, it gives 4; leave 'output_dimension' out"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+async def test_a_vector_that_is_no_number_is_no_answer(client: httpx.AsyncClient, gateway: Gateway, bad: float) -> None:
+    gateway.queue.parts = [Rows(np.array([0.75, bad], "<f4").tobytes(), 2)]
+
+    answer = await client.post("/v2/embed", json={"model": "org/embedder", "texts": ["a"]})
+
+    assert (answer.status_code, "not finite" in message_of(answer)) == (500, True)
 
 
 async def test_a_classifier_says_its_labels(client: httpx.AsyncClient, gateway: Gateway) -> None:
@@ -225,18 +314,18 @@ async def test_msgpack_is_read_and_written(client: httpx.AsyncClient, path: str)
     refused = await client.post(path, content=b"\xc1", headers=headers)
 
     assert answer.headers["content-type"] == refused.headers["content-type"] == "application/msgpack"
-    assert without_ids(msgspec.msgpack.decode(answer.content)) == without_ids(plain)
+    assert comparable(msgspec.msgpack.decode(answer.content)) == comparable(plain)
     assert refused.status_code == 400
     assert "not valid msgpack" in msgspec.msgpack.decode(refused.content)["message"]
 
 
-def without_ids(value: Any) -> Any:
-    """A copy of a JSON document without what is another one each time."""
+def comparable(value: Any) -> Any:
+    """A copy without what is another one each time, and without vectors, which each form has in its own way."""
     match value:
         case dict():
-            return {key: without_ids(one) for key, one in value.items() if key != "id"}
+            return {key: comparable(one) for key, one in value.items() if key not in {"id", "embeddings"}}
         case list():
-            return [without_ids(one) for one in value]
+            return [comparable(one) for one in value]
         case _:
             return value
 
@@ -251,7 +340,21 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
 )
-FIELDS = ("model", "inputs", "examples", "preset", "truncate", "text", "tokens")
+FIELDS = (
+    "model",
+    "texts",
+    "images",
+    "input_type",
+    "embedding_types",
+    "output_dimension",
+    "max_tokens",
+    "inputs",
+    "examples",
+    "preset",
+    "truncate",
+    "text",
+    "tokens",
+)
 
 
 @pytest.mark.slow
