@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from appliance.errors import InvalidRequest
+from appliance.errors import InvalidRequest, StartupError
 from appliance.jobs import Embed, Output, Part
 from appliance.presets import Facts
 from appliance.workers import embedding_parts
@@ -34,6 +34,9 @@ class EmbeddingReader:
     """How one model reads embeddings."""
 
     def __init__(self, tokenizer: Tokenizer, facts: Facts, card: Loaded, space: VectorSpace) -> None:
+        """Raises StartupError for facts that the loaded model does not bear out."""
+        if "embed" in facts.tasks:
+            _check_facts(facts, card)
         self.prompter = Prompter(facts.name, space.prompts)
         self._tokenizer = tokenizer
         self._facts = facts
@@ -156,6 +159,19 @@ class EmbeddingReader:
             choice = f"it must not be cut; send {own} or leave 'dimensions' out"
         wider = "; for wider vectors ask for an alias with `pad_to`" if width > own else ""
         raise InvalidRequest(f"'dimensions' is {width}, {name} gives {own} and {choice}{wider}", param="dimensions")
+
+
+def _check_facts(facts: Facts, card: Loaded) -> None:
+    if "multivector" in facts.outputs and not card.has_token_vectors:
+        raise StartupError(
+            f"the facts of {facts.name} name the output 'multivector'; the model has no vectors of tokens, or makes "
+            "something else of them than their mean: take it out of `outputs`"
+        )
+    if facts.matryoshka_widths and max(facts.matryoshka_widths) > card.width:
+        raise StartupError(
+            f"the facts of {facts.name} name the Matryoshka width {max(facts.matryoshka_widths)}; the model gives "
+            f"{card.width}: correct `matryoshka_widths`"
+        )
 
 
 def _outputs_of(facts: Facts, card: Loaded) -> tuple[Output, ...]:

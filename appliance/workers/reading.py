@@ -52,6 +52,12 @@ class Reader:
     def read(self, job: Job) -> Reading:
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
         self._check_served(job.task)
+        reading = self._read(job)
+        if not reading.items and not isinstance(job.task, Tokenize | Detokenize):
+            raise InvalidRequest("there is no input; send one at least", param="input")
+        return reading
+
+    def _read(self, job: Job) -> Reading:
         match job.task:
             case Embed() as task:
                 return self._embedding.read(task, first_index=job.first_index)

@@ -9,8 +9,21 @@ import numpy.typing as npt
 import pytest
 from prometheus_client import REGISTRY
 
-from appliance.errors import ApplianceError, BadVector, InvalidRequest, TooLong
-from appliance.jobs import Detokenize, Embed, Job, Output, Part, Rows, SparseRows, Task, Text, Tokenize, TokenRows
+from appliance.errors import ApplianceError, BadVector, InvalidRequest, StartupError, TooLong
+from appliance.jobs import (
+    Detokenize,
+    Embed,
+    Job,
+    Output,
+    Part,
+    Rows,
+    SparseRows,
+    Task,
+    Text,
+    Tokenize,
+    TokenRows,
+    Truncation,
+)
 from appliance.presets import Facts
 from appliance.workers import embedding_reading
 from appliance.workers.embedding_reading import WINDOWS_MAX
@@ -117,7 +130,7 @@ def test_what_is_no_sparse_vector_is_never_an_answer(rows: list[list[float]]) ->
         (("dense",), False, ("multivector",), "'outputs' names multivector; m gives dense"),
         (("dense",), True, ("sparse", "dense"), "'outputs' names sparse; m gives dense, multivector"),
         (("sparse",), False, ("dense",), "'outputs' names dense; m gives sparse"),
-        (("multivector",), False, ("dense",), "'outputs' names dense"),
+        (("multivector",), True, ("dense",), "'outputs' names dense; m gives multivector"),
         (("dense",), True, (), "'outputs' names nothing"),
     ],
 )
@@ -129,6 +142,19 @@ def test_an_output_that_the_model_does_not_give_is_refused_with_what_it_gives(
     with pytest.raises(InvalidRequest, match=said) as caught:
         read(reader, Embed(("w1",), outputs=asked))
     assert caught.value.param == "outputs"
+
+
+def test_facts_that_the_model_does_not_bear_out_stop_the_start() -> None:
+    with pytest.raises(StartupError, match="no vectors of tokens"):
+        reader_of(outputs=("dense", "multivector"), has_token_vectors=False)
+    with pytest.raises(StartupError, match="Matryoshka width 5; the model gives 4"):
+        reader_of(matryoshka_widths=(2, 5))
+
+
+@pytest.mark.parametrize("truncation", ["end", "chunk_mean"])
+def test_nothing_is_no_input(truncation: Truncation) -> None:
+    with pytest.raises(InvalidRequest, match="no input"):
+        read(reader_of(), Embed((), truncation=truncation))
 
 
 def test_token_vectors_that_no_node_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

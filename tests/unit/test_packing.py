@@ -1,10 +1,14 @@
 """Batches as frames carry them: what is refused before a device sees it, and what never counts as a vector."""
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
-from appliance.workers.engines.packing import normalize, unpack
-from appliance.workers.wire import Encode
+from appliance.workers.engines.fake import FakeEngine
+from appliance.workers.engines.packing import normalize, row_counts, unpack
+from appliance.workers.wire import Encode, Load
 
 
 def batch_of(ids: list[int], lengths: tuple[int, ...]) -> Encode:
@@ -54,6 +58,39 @@ def test_rows_that_are_not_finite_or_zero_are_named_and_blanked() -> None:
 
     assert bad == (1, 2, 3)
     np.testing.assert_array_equal(unit, [[1, 0], [0, 0], [0, 0], [0, 0], [0, 1]])
+
+
+def test_texts_with_a_row_a_token_are_normalized_and_blanked_whole() -> None:
+    rows = np.array([[3, 4], [0, 0], [5, 0], [np.inf, 1], [1, 1], [0, 2]], dtype="<f4")
+
+    unit, bad = normalize(rows, (1, 2, 2, 1))
+
+    assert bad == (1, 2)
+    expected = np.array([[0.6, 0.8], [0, 0], [0, 0], [0, 0], [0, 0], [0, 1]], dtype=np.float32)
+    np.testing.assert_allclose(unit, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("per_token", "counts"), [((), (1, 1, 1)), ((1,), (1, 5, 1)), ((2, 0), (3, 1, 2)), ((0, 1, 2), (3, 5, 2))]
+)
+def test_how_many_rows_each_text_has(per_token: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    assert row_counts((3, 5, 2), per_token) == counts
+
+
+def test_the_fake_gives_token_vectors_too(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    loaded = engine.load(Load("m", str(tmp_path), "float32", "cpu", 1))
+    batch = msgspec.structs.replace(batch_of([5, 6, 7, 6], (2, 1, 1)), per_token=(0,))
+
+    encoded = engine.encode(batch)
+
+    rows = np.frombuffer(encoded.rows, dtype="<f4").reshape(-1, encoded.width)
+    assert loaded.has_token_vectors
+    assert encoded.counts == (2, 1, 1)
+    np.testing.assert_array_equal(rows[1], rows[3])  # the same token
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-6)
+    with pytest.raises(ValueError, match="outside the batch"):
+        engine.encode(msgspec.structs.replace(batch, per_token=(3,)))
 
 
 def test_batches_share_few_sizes_and_little_is_spare() -> None:
