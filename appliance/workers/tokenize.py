@@ -17,7 +17,8 @@ from appliance.errors import InvalidRequest, StartupError
 from appliance.workers import cutting, model_files, tokenizer_files
 from appliance.workers.frame import Frame
 from appliance.workers.native_ids import NativeIds
-from appliance.workers.tokens import Cut, Marked, Tokens, Window, packed, tokens_of
+from appliance.workers.tokens import ID_BYTES, Cut, Marked, Tokens, Window, packed, tokens_of
+from appliance.workers.word_ids import WordIds
 
 
 class Tokenizer:
@@ -28,6 +29,7 @@ class Tokenizer:
         self._rust = rust
         self._uses_types = uses_types
         self._frame = Frame(rust, tokens_max)
+        self._words = WordIds(rust) if WordIds.suits(rust) else None
         self.native = NativeIds(rust, self._frame)
         if tokens_max <= rust.num_special_tokens_to_add(is_pair=False):
             raise StartupError(f"tokens_max is {tokens_max}, which leaves no room beside the model's special tokens")
@@ -66,9 +68,36 @@ class Tokenizer:
         for one, raises `InvalidRequest`. Errors name the text's index, counted from `first_index`.
         """
         limit = self._frame.limit(tokens_max)
+        by_words = [self._by_words(prompt + text, limit, may_cut=truncation == "end" and not prompt) for text in texts]
+        rest = [place for place, tokens in enumerate(by_words) if tokens is None]
+        wholes = iter(
+            self._as_wholes(
+                [texts[place] for place in rest],
+                prompt=prompt,
+                truncation=truncation,
+                limit=limit,
+                indices=[first_index + place for place in rest],
+            )
+            if rest
+            else ()
+        )
+        return [tokens or next(wholes) for tokens in by_words]
+
+    def _by_words(self, text: str, limit: int, *, may_cut: bool) -> Tokens | None:
+        """None for a text that is to be tokenized as a whole."""
+        if self._words is None or not (ids := self._words.ids(_well_formed(text))):
+            return None
+        count = len(ids) // ID_BYTES
+        if count <= limit:
+            return Tokens(ids, count, is_truncated=False)
+        return Tokens(self._words.without_end(ids, limit), limit, is_truncated=True) if may_cut else None
+
+    def _as_wholes(
+        self, texts: Sequence[str], *, prompt: str, truncation: Cut, limit: int, indices: Sequence[int]
+    ) -> list[Tokens]:
         encodings = self._rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
         is_any_over = False
-        for index, encoding in enumerate(encodings, first_index):
+        for index, encoding in zip(indices, encodings, strict=True):
             self._frame.check_length(len(encoding), index, limit=limit, is_cut=truncation != "none")
             is_any_over = is_any_over or len(encoding) > limit
         if is_any_over and prompt:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+ID_BYTES = 4
 Cut = Literal["end", "start", "none"]  # what becomes of a text over the limit: it loses its end or start, or is refused
 
 
