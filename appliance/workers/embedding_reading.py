@@ -21,7 +21,7 @@ from appliance.workers.wire import Loaded
 # Of one input under "chunk_mean": 65,000 tokens of a model that takes 256. What is longer is no one text any more.
 WINDOWS_MAX: Final = 256
 # Of one job's token vectors, which a node holds until the last of them is there.
-TOKEN_VECTORS_BYTES_MAX: Final = 256 * 1024 * 1024
+TOKEN_VECTORS_BYTES_MAX: Final = 128 * 1024 * 1024
 
 _ITEM_ROWS: Final[dict[Output, Literal["one", "per_token", "any"]]] = {
     "dense": "one",
