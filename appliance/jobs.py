@@ -153,7 +153,7 @@ class Spans(msgspec.Struct, frozen=True, tag="spans"):
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
-    """The tokens of a `Tokenize`: their ids, and each as text."""
+    """The tokens of a `Tokenize`: their ids, and each as the vocabulary spells it ("##ing", "Ġthe")."""
 
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
@@ -170,7 +170,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
 
     usage: Usage = Usage()
     truncated: tuple[int, ...] = ()  # indices (of the client's request) of inputs that were cut
-    space: str = ""  # of an `Embed`: what vectors must share to be compared, see `workers/reading.py`
+    space: str = ""  # of an `Embed`: what vectors must share to be compared, see `workers/vector_space.py`
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):

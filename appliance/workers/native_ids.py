@@ -7,9 +7,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from appliance.errors import InvalidRequest
 from appliance.workers.frame import Frame
-from appliance.workers.tokens import Cut, Tokens, Window, tokens_of
-
-_ID_BYTES = 4
+from appliance.workers.tokens import ID_BYTES, Cut, Tokens, Window, tokens_of
 
 
 class NativeIds:
@@ -70,7 +68,7 @@ class NativeIds:
         checked: list[list[int]] = []
         for index, packed in enumerate(inputs, first_index):
             name = f"input[{index}]"
-            if not packed or len(packed) % _ID_BYTES:
+            if not packed or len(packed) % ID_BYTES:
                 raise InvalidRequest(f"{name} has no whole number of token ids; send one at least", param=name)
             ids = np.frombuffer(packed, dtype="<i4")
             unknown = self._unknown(np.unique(ids).tolist())

@@ -223,9 +223,10 @@ class Tokenizer:
 
 
 def _prompt_tokens(encoding: Encoding, prompt: str) -> int:
-    """How many tokens begin within the prompt, which the text begins with."""
+    """How many tokens end within the prompt, which the text begins with; one across its end is the text's."""
     start, end = cutting.body(encoding.special_tokens_mask)
-    return sum(begins < len(prompt) for begins, ends in encoding.offsets[start:end] if ends > begins)
+    own = (place for place, (_, ends) in enumerate(encoding.offsets[start:end]) if ends > len(prompt))
+    return next(own, end - start) if prompt else 0
 
 
 def _whole(encoding: Encoding) -> Tokens:

