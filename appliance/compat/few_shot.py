@@ -5,8 +5,7 @@ One-against-all least squares in the dual form, as in a least-squares support ve
 scaled by their spread, so that a model whose vectors all lie close together needs no constants of its own.
 
 `RIDGE` and `TEMPERATURE` were chosen on the questions of chatterbot-corpus 1.3.3 by category (all-MiniLM-L6-v2, 40
-random tasks of 2 to 8 categories a row; `tests/bench/few_shot.py`), where the temperature is about the one of the lowest
-log loss:
+random tasks of 2 to 8 categories a row: `tests/bench/few_shot.py`). The temperature is about that of the lowest loss:
 
     examples a label                    2     4     8    16   2 to 40
     accuracy of this                 0.70  0.78  0.84  0.88  0.84

@@ -24,9 +24,7 @@ def main() -> None:
         numbers = _numbers(quantized(rows, kind), kind)
         cosines = (numbers * wide).sum(axis=1) / np.linalg.norm(numbers, axis=1)
         kept = np.mean([len(set(a) & set(b)) for a, b in zip(exact, _nearest(numbers @ numbers.T), strict=True)])
-        print(
-            f"{kind:8} cosine to the float vector {cosines.min():.5f} at least, {kept / NEAREST:.3f} of {NEAREST} nearest"
-        )
+        print(f"{kind:8} cosine to the float vector {cosines.min():.5f} at least, {kept:.2f} of the {NEAREST} nearest")
 
 
 def _numbers(found: npt.NDArray[np.int8] | npt.NDArray[np.uint8], kind: ByteType) -> Scores:
