@@ -32,6 +32,8 @@ VERDICTS = {"served", "ignored", "refused"}
 SAMPLES: list[Any] = ["word", True, 3, 0.5, ["word"], {"a": "word"}]
 BODIES: dict[str, dict[str, object]] = {
     "/v1/embeddings": {"model": "org/embedder", "input": "a"},
+    "/v1/embed": {"model": "org/embedder", "texts": ["a"]},
+    "/v2/embed": {"model": "org/embedder", "texts": ["a"]},
     "/v1/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
     "/v2/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
     "/v1/classify": {"model": "org/classifier", "inputs": ["a"]},
