@@ -20,6 +20,7 @@ class Classification:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
+        self._fitting = asyncio.Lock()  # one at a time: 2,500 examples take a second and 300 MB
 
     async def post(self, request: Request) -> Answer:
         """Raises an ApplianceError for every refusal."""
@@ -78,12 +79,13 @@ class Classification:
             outcome = await self._calls.run(request, route.model, call.texts, task)
         vectors = matrix(outcome.parts).astype(np.float64)
         count = len(call.example_texts)
-        found = await asyncio.to_thread(  # thousands of examples take a while
-            few_shot.confidences,
-            vectors[:count],
-            np.array(call.example_labels),
-            vectors[count:],
-            label_count=len(call.labels),
-        )
+        async with self._fitting:
+            found = await asyncio.to_thread(
+                few_shot.confidences,
+                vectors[:count],
+                np.array(call.example_labels),
+                vectors[count:],
+                label_count=len(call.labels),
+            )
         truncated = tuple(index - count if index >= count else f"examples[{index}]" for index in outcome.truncated)
         return cohere_classify.answer(call.inputs, call.labels, found, are_independent=False), truncated
