@@ -76,19 +76,25 @@ class Ledger:
         if fault := rows_fault(batch, encoded, counts):
             await self._fail_all(batch, fault)
             return
-        bad = set(encoded.bad)
-        rows = memoryview(encoded.rows)
+        rows, width = memoryview(encoded.rows), encoded.width
         end = 0
+        done_ms = 0.0
+        bad: list[Item] = []
         complete: list[OpenJob] = []
         for number, (item, count) in enumerate(zip(batch, counts, strict=True)):
-            start, end = end, end + FLOAT_BYTES * encoded.width * count
-            if item.owner.is_settled:
+            start, end = end, end + FLOAT_BYTES * width * count
+            owner = item.owner
+            if owner.is_settled:
                 continue
-            self._work_done(item.owner, item.cost_ms)
-            if number in bad:
-                await self.fail(item, BadVector("the model gave numbers that are not finite, or a vector that is zero"))
-            elif item.owner.take(item.position, rows[start:end], width=encoded.width):
-                complete.append(item.owner)
+            owner.cost_left_ms -= item.cost_ms
+            done_ms += item.cost_ms
+            if number in encoded.bad:
+                bad.append(item)
+            elif owner.take(item.position, rows[start:end], width=width):
+                complete.append(owner)
+        self._on_work_done(batch[0].owner.job.model, done_ms)
+        for item in bad:
+            await self.fail(item, BadVector("the model gave numbers that are not finite, or a vector that is zero"))
         await self._complete(complete)
 
     async def answer(self, job: OpenJob, reading: Reading) -> None:
@@ -210,11 +216,8 @@ class Ledger:
         self._open.discard(job)
         telemetry.JOBS.labels(job.job.model, outcome).inc()
         telemetry.NODE_SECONDS.labels(job.job.model).observe(time.monotonic() - job.arrived_s)
-        self._work_done(job, job.cost_left_ms)
-
-    def _work_done(self, job: OpenJob, work_ms: float) -> None:
-        job.cost_left_ms -= work_ms
-        self._on_work_done(job.job.model, work_ms)
+        self._on_work_done(job.job.model, job.cost_left_ms)
+        job.cost_left_ms = 0.0
 
 
 async def bury(delivery: Delivery, reason: str, *, model: str) -> bool:
@@ -262,6 +265,8 @@ def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
     match event:
         case Rows(data=data) | Scores(data=data):
             return len(data)
+        case Done(truncated=truncated, space=space):
+            return INDEX_BYTES * len(truncated) + len(space)
         case TokenRows(inputs=rows):
             return sum(INDEX_BYTES + len(row) for row in rows)
         case SparseRows(inputs=weights):
@@ -274,8 +279,6 @@ def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
             return len(data) + sum(map(len, names))
         case Spans(inputs=inputs):
             return SPAN_BYTES * sum(map(len, inputs))
-        case Done(truncated=truncated, space=space):
-            return INDEX_BYTES * len(truncated) + len(space)
         case Failed(message=message):
             return len(message.encode())
         case _:

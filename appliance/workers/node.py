@@ -199,16 +199,17 @@ class Node:
         Only a first delivery is refused: however often nodes misjudge, a job moves on once at most.
         """
         model = job.job.model
-        cost, backlog = self._costs[model], self._backlogs[model]
-        job_ms = sum(cost.item_ms(tokens.count) for tokens in reading.items)
-        backlog.measured(job_ms)
+        backlog = self._backlogs[model]
+        is_refused = backlog.is_overfull and job.delivery.attempt == 1
+        items = job.begin(reading, self._costs[model].item_ms)
+        backlog.measured(job.cost_left_ms)
+        backlog.opened(job.cost_left_ms)  # and closed again where it is given back
         self._work_changed.set()
-        if backlog.is_overfull and job.delivery.attempt == 1:
+        if is_refused:
             telemetry.GIVEN_BACK_JOBS.labels(model).inc()
             return False
-        for item in job.begin(reading, cost.item_ms):
+        for item in items:
             self._batchers[model].add(item)
-        backlog.opened(job.cost_left_ms)
         for device in self._devices:
             device.wake()
         return True

@@ -22,12 +22,9 @@ class Item:
     owner: "OpenJob"
     position: int  # among the job's items
     content: Tokens
+    tokens: int
     cost_ms: float  # what it adds to a batch, as predicted when it was read
     was_alone: bool = False
-
-    @property
-    def tokens(self) -> int:
-        return self.content.count
 
     @property
     def arrived_s(self) -> float:
@@ -64,7 +61,9 @@ class OpenJob:
         counted = reading.input_tokens
         self.input_tokens = sum(content.count for content in contents) if counted is None else counted
         self.truncated = self._truncated(reading)
-        items = [Item(self, position, content, item_ms(content.count)) for position, content in enumerate(contents)]
+        items = [
+            Item(self, place, content, content.count, item_ms(content.count)) for place, content in enumerate(contents)
+        ]
         self.cost_left_ms = sum(item.cost_ms for item in items)
         return items
 
@@ -101,6 +100,8 @@ class OpenJob:
         return self._replies([Failed.of(error)])
 
     def _truncated(self, reading: Reading) -> tuple[int, ...]:
+        if not any(content.is_truncated for content in reading.items):
+            return ()
         owners = reading.owners or range(len(reading.items))
         cut = {owner for owner, content in zip(owners, reading.items, strict=True) if content.is_truncated} - {QUERY}
         return tuple(self.job.first_index + owner for owner in sorted(cut))

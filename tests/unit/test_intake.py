@@ -1,6 +1,7 @@
 """From deliveries to tokenized items: what is read, what is buried, and what is told without being read."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import pytest
 from appliance.errors import ApplianceError, QueueUnavailable
 from appliance.jobs import Detokenize, Done, Embed, Failed, Job, Tokenize, Tokenized, encode_job
 from appliance.presets import Facts, Prompts
-from appliance.workers.intake import JOBS_A_HOP_MAX, Intake
+from appliance.workers.intake import JOBS_A_HOP_MAX, ON_THE_SPOT_BYTES_MAX, Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import OpenJob
 from appliance.workers.prompts import ModelPrompts
@@ -68,8 +69,11 @@ class Bench:
         return delivery
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, *, until_set: threading.Event | None = None) -> AsyncIterator[None]:
+        """With one thread to tokenize on, which is busy until then."""
         with ThreadPoolExecutor(1) as pool:
+            if until_set is not None:
+                pool.submit(until_set.wait, 5)
             task = asyncio.create_task(self.intake.run(pool))
             try:
                 yield
@@ -285,3 +289,18 @@ async def test_a_tokenizer_that_breaks_fails_its_job_and_nothing_else(monkeypatc
     assert [job_id for job_id, _ in bench.read] == ["good"]
     assert [failed.code for failed in bench.failures()] == ["internal_error"]
     assert "Rust" not in bench.failures()[0].message
+
+
+async def test_a_short_job_waits_for_no_thread_and_a_long_one_does() -> None:
+    bench = Bench()
+    free = threading.Event()
+    async with bench.running(until_set=free):
+        bench.deliver(job_of("short"))
+        await until(lambda: len(bench.read) == 1)
+        bench.deliver(job_of("long", ["a" * ON_THE_SPOT_BYTES_MAX]))
+        await until(lambda: bench.intake.unread("m") == 1)
+        await asyncio.sleep(0)
+        assert [job_id for job_id, _ in bench.read] == ["short"]
+
+        free.set()
+        await until(lambda: len(bench.read) == 2)
