@@ -23,7 +23,7 @@ from appliance.workers.reading import Reader
 from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64
-# Payloads that are read on the event loop. As many bytes of text take two milliseconds at worst, a few tenths as a rule.
+# Payloads that are read on the event loop. As many bytes of text take two milliseconds at worst, as a rule a tenth.
 ON_THE_SPOT_BYTES_MAX = 4096
 
 _log = logging.getLogger(__name__)
