@@ -141,7 +141,7 @@ class Gateway:
         settings = Settings(
             gateway=GatewaySettings(api_keys=keys), queue=QueueSettings(chunk_inputs_max=chunk_inputs_max)
         )
-        self.canary = Canary(dispatcher, catalog.tasks(), interval_s=5.0)
+        self.canary = Canary(dispatcher, catalog.tasks(), interval_s=3600.0)  # a proof lasts for the whole test
         self.app: ASGIApp = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=self.canary)
         self._calls = Calls(
             catalog=catalog,
