@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from appliance.errors import ModelNotFound, StartupError
-from appliance.jobs import Intent, Truncation
+from appliance.jobs import Intent, Output, Truncation
 from appliance.presets import Facts, TaskName
 from appliance.settings import AliasSettings
 from appliance.tables import did_you_mean, shown
@@ -46,6 +46,11 @@ class Route:
         return self.facts.name
 
     @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What a model that embeds makes of a text, the default first; nothing of another model."""
+        return self.facts.outputs if "embed" in self.facts.tasks else ()
+
+    @property
     def is_alias(self) -> bool:
         """Whether the client used another name than the model's own."""
         return self.name != self.facts.name
@@ -61,6 +66,7 @@ class Entry:
     tasks: tuple[TaskName, ...]
     width: int | None  # None: known only when the model is loaded
     tokens_max: int | None
+    outputs: tuple[Output, ...] = ()
 
 
 class Catalog:
@@ -109,11 +115,14 @@ class Catalog:
         return route
 
     def default(self, *tasks: TaskName) -> Route:
-        """The model for a client that names none: the first that does the first of `tasks`, else the next of them."""
+        """The model for a client that names none: the first that does the first of `tasks`, else the next of them.
+
+        To embed is to give dense vectors here, which a client that names no model expects.
+        """
         models = [route for route in self._routes.values() if not route.is_alias]
         for task in tasks:
             for route in models:
-                if task in route.facts.tasks:
+                if task in route.facts.tasks and (task != "embed" or "dense" in route.outputs):
                     return route
         raise ModelNotFound(f"no model served here does {' or '.join(tasks)}; see GET /v1/models", param="model")
 
@@ -173,4 +182,5 @@ def _entry(route: Route) -> Entry:
         tasks=facts.tasks,
         width=facts.width,
         tokens_max=facts.tokens_max,
+        outputs=route.outputs,
     )

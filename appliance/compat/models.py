@@ -10,14 +10,15 @@ from typing import Literal
 import msgspec
 
 from appliance.errors import InvalidRequest
+from appliance.jobs import Output
 from appliance.presets import TaskName
 
 PAGE_SIZE_MAX = 1000  # Cohere's; also ours by default, where Cohere's is 20, as most callers look at one page only
 
 CohereEndpoint = Literal["embed", "rerank", "classify", "extract"]
 
-# A model that embeds classifies by examples.
-ENDPOINTS: dict[TaskName, tuple[CohereEndpoint, ...]] = {
+# A model that gives dense vectors classifies by examples.
+_ENDPOINTS: dict[TaskName, tuple[CohereEndpoint, ...]] = {
     "embed": ("embed", "classify"),
     "rerank": ("rerank",),
     "classify": ("classify",),
@@ -36,6 +37,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     tasks: tuple[TaskName, ...]
     width: int | None
     tokens_max: int | None
+    outputs: tuple[Output, ...]  # what a model that embeds gives, the default first
     name: str
     endpoints: tuple[CohereEndpoint, ...]
     default_endpoints: tuple[CohereEndpoint, ...]  # where it answers to a client that names no model
@@ -55,6 +57,12 @@ class ModelList(msgspec.Struct, frozen=True):
     next_page_token: str | None = None
 
 
+def endpoints(tasks: Sequence[TaskName], outputs: Sequence[Output]) -> tuple[CohereEndpoint, ...]:
+    """Cohere's endpoints that a model serves; they know dense vectors only."""
+    served = [task for task in tasks if task != "embed" or "dense" in outputs]
+    return tuple(dict.fromkeys(endpoint for task in served for endpoint in _ENDPOINTS[task]))
+
+
 def page(models: Sequence[ModelObject], query: Mapping[str, str]) -> ModelList:
     """The list for the URL's parameters `endpoint`, `default_only`, `page_size` and `page_token`.
 
@@ -71,7 +79,7 @@ def page(models: Sequence[ModelObject], query: Mapping[str, str]) -> ModelList:
 
 def _is_wanted(model: ModelObject, endpoint: str | None, *, is_default_only: bool) -> bool:
     offered = model.default_endpoints if is_default_only else model.endpoints
-    return bool(offered) if endpoint is None else endpoint in offered
+    return (bool(offered) or not is_default_only) if endpoint is None else endpoint in offered
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:

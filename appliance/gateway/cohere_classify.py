@@ -11,7 +11,7 @@ from appliance.errors import BadVector, InvalidRequest
 from appliance.gateway.calls import Calls, notes
 from appliance.gateway.http import Answer, Request, written
 from appliance.gateway.naming import naming
-from appliance.gateway.rows import matrix
+from appliance.gateway.rows import check_dense, matrix
 from appliance.jobs import Classify, Embed, Labels, Truncation
 
 
@@ -70,6 +70,7 @@ class Classification:
                 f"the model '{route.name}' has no labels of its own; send 'examples', two or more of each label",
                 param="examples",
             )
+        check_dense(route)
         truncation = call.truncation or route.policy.truncation
 
         def task(first: int, last: int) -> Embed:

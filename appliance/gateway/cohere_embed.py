@@ -6,7 +6,7 @@ from appliance.compat.widths import Widths
 from appliance.gateway.calls import Calls, notes
 from appliance.gateway.http import Answer, Request, written
 from appliance.gateway.naming import naming
-from appliance.gateway.rows import matrix
+from appliance.gateway.rows import check_dense, matrix
 from appliance.jobs import Embed
 
 # What a node calls a field, and what Cohere does.
@@ -30,6 +30,7 @@ class CohereEmbeddings:
     async def _answer(self, request: Request, version: Version) -> Answer:
         call = cohere_embed.decode(await self._calls.body(request), version, request.form)
         route = self._calls.route(call.model, "embed")
+        check_dense(route)
         policy = route.policy
         widths = Widths.of(call.width, width=policy.width, pad_to=policy.pad_to)
         intent = call.intent or policy.intent

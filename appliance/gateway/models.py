@@ -7,7 +7,7 @@ from msgspec import structs
 
 from appliance.catalog import Catalog, Entry
 from appliance.compat import models
-from appliance.compat.models import ENDPOINTS, CohereEndpoint, ModelObject
+from appliance.compat.models import CohereEndpoint, ModelObject
 from appliance.errors import ModelNotFound
 from appliance.gateway.http import Answer, Request, written
 from appliance.presets import TaskName
@@ -64,8 +64,9 @@ def _object(entry: Entry, created_s: int, defaults: Mapping[CohereEndpoint, str]
         tasks=entry.tasks,
         width=entry.width,
         tokens_max=entry.tokens_max,
+        outputs=entry.outputs,
         name=entry.id,
-        endpoints=tuple(dict.fromkeys(endpoint for task in entry.tasks for endpoint in ENDPOINTS[task])),
+        endpoints=models.endpoints(entry.tasks, entry.outputs),
         default_endpoints=tuple(endpoint for endpoint, name in defaults.items() if name == entry.id),
         context_length=entry.tokens_max,
     )

@@ -5,8 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from appliance.errors import BadVector
+from appliance.catalog import Route
+from appliance.errors import BadVector, InvalidRequest
 from appliance.jobs import Part, Rows
+
+
+def check_dense(route: Route) -> None:
+    """Raises InvalidRequest for a model without dense vectors, where nothing else can be answered."""
+    if "dense" not in route.outputs:
+        raise InvalidRequest(
+            f"the model '{route.name[:200]}' has no dense vectors; ask /v1/embeddings for {route.outputs[0]} ones",
+            param="model",
+        )
 
 
 def matrix(parts: Sequence[Part]) -> npt.NDArray[np.float32]:

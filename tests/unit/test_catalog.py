@@ -23,10 +23,10 @@ def test_names_and_aliases_resolve_to_the_model() -> None:
 
 def test_entries_list_every_public_name() -> None:
     assert Catalog.of([ONE, TWO]).entries() == (
-        Entry("org/one", "org", None, ("embed",), 4, 8),
-        Entry("one", "org", "org/one", ("embed",), 4, 8),
-        Entry("text-embedding-3-small", "org", "org/one", ("embed",), 4, 8),
-        Entry("two", "appliance", None, ("embed", "rerank"), None, None),
+        Entry("org/one", "org", None, ("embed",), 4, 8, ("dense",)),
+        Entry("one", "org", "org/one", ("embed",), 4, 8, ("dense",)),
+        Entry("text-embedding-3-small", "org", "org/one", ("embed",), 4, 8, ("dense",)),
+        Entry("two", "appliance", None, ("embed", "rerank"), None, None, ("dense",)),
     )
 
 

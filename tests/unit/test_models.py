@@ -29,7 +29,9 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 def model(name: str, **fields: Any) -> ModelObject:  # `Any`: some of the struct's own fields
-    made = ModelObject(name, "model", 5, "org", None, ("embed",), 8, 256, name, ("embed", "classify"), (), 256)
+    made = ModelObject(
+        name, "model", 5, "org", None, ("embed",), 8, 256, ("dense",), name, ("embed", "classify"), (), 256
+    )
     return msgspec.structs.replace(made, **fields)
 
 
@@ -49,6 +51,7 @@ async def test_an_object_has_the_fields_of_both_families(client: httpx.AsyncClie
         "tasks": ["embed"],
         "width": 8,
         "tokens_max": 256,
+        "outputs": ["dense"],
         "name": "embed-english-v3.0",
         "endpoints": ["embed", "classify"],
         "default_endpoints": [],
@@ -80,6 +83,19 @@ async def test_models_are_filtered_as_cohere_does_and_data_never(
 
     assert [one["name"] for one in found["models"]] == names
     assert len(found["data"]) == 5
+
+
+async def test_a_model_without_dense_vectors_is_none_of_cohere_s() -> None:
+    gateway = Gateway(models=(Facts("splade", outputs=("sparse",)), *MODELS))
+    async with gateway.client() as client:
+        sparse, ranker, *_ = (await client.get("/v1/models")).json()["models"]
+        (default,) = (await client.get("/v1/models?endpoint=embed&default_only=true")).json()["models"]
+        refused = await client.post("/v1/embed", json={"model": "splade", "texts": ["a"]})
+
+    assert (sparse["outputs"], sparse["endpoints"], sparse["default_endpoints"]) == (["sparse"], [], [])
+    assert (ranker["outputs"], default["name"]) == ([], "org/embedder")
+    assert refused.status_code == 400
+    assert "has no dense vectors; ask /v1/embeddings for sparse ones" in refused.json()["message"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 1000])
