@@ -60,4 +60,4 @@ doctor: install
 	@$(BIN)/appliance doctor
 
 clean:
-	rm -rf $(VENV) .appliance .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .appliance tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
