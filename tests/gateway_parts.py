@@ -57,6 +57,18 @@ MODELS = (
     Facts("org/classifier", tasks=("classify",)),
     Facts("org/finder", tasks=("extract",)),
 )
+# A request that each endpoint answers.
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/embeddings": {"model": "org/embedder", "input": "a"},
+    "/v1/embed": {"model": "org/embedder", "texts": ["a"]},
+    "/v2/embed": {"model": "org/embedder", "texts": ["a"]},
+    "/v1/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
+    "/v2/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
+    "/v1/classify": {"model": "org/classifier", "inputs": ["a"]},
+    "/v1/tokenize": {"model": "org/ranker", "text": "a"},
+    "/v1/detokenize": {"model": "org/ranker", "tokens": [97]},
+    "/v1/extract": {"model": "org/finder", "input": "a"},
+}
 
 
 class AnsweringQueue:

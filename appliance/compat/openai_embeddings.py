@@ -9,8 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from appliance.compat import vectors
+from appliance.compat import formats, vectors
 from appliance.compat.bodies import BodyDecoder
+from appliance.compat.formats import Format
 from appliance.errors import InvalidRequest, UnsupportedParameter
 from appliance.jobs import Embed, Intent
 
@@ -67,12 +68,11 @@ class EmbeddingsAnswer(msgspec.Struct, frozen=True):
 
 
 _bodies = BodyDecoder(EmbeddingsBody)
-_encoder = msgspec.json.Encoder()
 
 
-def decode(body: bytes) -> EmbeddingsCall:
+def decode(body: bytes, form: Format = "json") -> EmbeddingsCall:
     """Raises MalformedBody, InvalidRequest or UnsupportedParameter; `param` names the field at fault."""
-    fields, ignored = _bodies.decode(body)
+    fields, ignored = _bodies.decode(body, form)
     if fields.dimensions is not None and not 1 <= fields.dimensions <= DIMENSIONS_MAX:
         raise InvalidRequest(
             f"'dimensions' is {fields.dimensions}; it must be between 1 and {DIMENSIONS_MAX}", param="dimensions"
@@ -87,15 +87,20 @@ def decode(body: bytes) -> EmbeddingsCall:
     )
 
 
-def encode(call: EmbeddingsCall, rows: Sequence[memoryview], *, width: int, input_tokens: int) -> bytes:
-    """The answer. `rows` are the request's vectors in input order, in one or more buffers of whole vectors."""
-    is_float = call.encoding_format == "float"
+def encode(
+    call: EmbeddingsCall, rows: Sequence[memoryview], *, width: int, input_tokens: int, form: Format = "json"
+) -> bytes:
+    """The answer. `rows` are the request's vectors in input order, in one or more buffers of whole vectors.
+
+    In msgpack a vector is its bytes, whatever `encoding_format` says.
+    """
+    is_float = call.encoding_format == "float" and form == "json"
     data: list[_Embedding] = []
     for buffer in rows:
         for position in range(len(buffer) // (vectors.FLOAT_BYTES * width)):
             one = vectors.row(buffer, position, width=width)
             data.append(_Embedding("embedding", len(data), vectors.json_floats(one) if is_float else one))
-    return _encoder.encode(EmbeddingsAnswer("list", data, call.model, _Usage(input_tokens, input_tokens)))
+    return formats.encode(EmbeddingsAnswer("list", data, call.model, _Usage(input_tokens, input_tokens)), form)
 
 
 def _texts(value: str | list[str | int | list[int]]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def test_the_example_gets_the_vectors_that_json_gets(running: ApplianceProcess) 
     exec(compile(example, str(PAGE), "exec"), names)
     texts = ["one text", "another"]
 
-    vectors = names["embed"](texts, model=ALIAS, url=running.url, key="any")
+    vectors = names["embed"](texts, model=ALIAS, base_url=running.base_url, key="any")
 
     answer = httpx.post(f"{running.base_url}/embeddings", json={"model": ALIAS, "input": texts}).json()
     assert np.array_equal(vectors, np.array([one["embedding"] for one in answer["data"]], dtype="<f4"))

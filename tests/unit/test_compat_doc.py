@@ -12,7 +12,7 @@ from appliance.errors import ApplianceError, StartupError
 from appliance.gateway.openapi import HEADERS
 from appliance.gateway.operation import Operation
 from appliance.settings import AliasSettings, GatewaySettings
-from tests.gateway_parts import Gateway
+from tests.gateway_parts import BODIES, Gateway
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compat.md").read_text()
 LIMITS = {
@@ -30,17 +30,6 @@ LIMITS = {
 VERDICTS = {"served", "ignored", "refused"}
 # Whatever type a field has, one of these is a value of it.
 SAMPLES: list[Any] = ["word", True, 3, 0.5, ["word"], {"a": "word"}]
-BODIES: dict[str, dict[str, object]] = {
-    "/v1/embeddings": {"model": "org/embedder", "input": "a"},
-    "/v1/embed": {"model": "org/embedder", "texts": ["a"]},
-    "/v2/embed": {"model": "org/embedder", "texts": ["a"]},
-    "/v1/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
-    "/v2/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
-    "/v1/classify": {"model": "org/classifier", "inputs": ["a"]},
-    "/v1/tokenize": {"model": "org/ranker", "text": "a"},
-    "/v1/detokenize": {"model": "org/ranker", "tokens": [97]},
-    "/v1/extract": {"model": "org/finder", "input": "a"},
-}
 
 
 def sections() -> dict[str, str]:

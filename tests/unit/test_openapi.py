@@ -3,13 +3,15 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from openapi_spec_validator import validate
 
 from appliance.gateway.openapi import document
 from appliance.gateway.operation import Operation
-from tests.gateway_parts import Gateway
+from tests.gateway_parts import BODIES, Gateway
 
+MSGPACK = "application/msgpack"
 OPENAI = {"$ref": "#/components/schemas/OpenAIErrorBody"}
 COHERE = {"$ref": "#/components/schemas/CohereErrorBody"}
 
@@ -70,6 +72,26 @@ async def test_a_body_may_have_unknown_fields_and_both_forms() -> None:
                 name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
                 assert schema["components"]["schemas"][name].get("additionalProperties") is not False
                 assert "x-appliance-ignored" in operation["responses"]["200"]["headers"]
+
+
+async def test_every_endpoint_that_takes_a_body_speaks_both_forms() -> None:
+    schema = await schema_of()
+    taking = {path for path, item in schema["paths"].items() if "requestBody" in item.get("post", {})}
+    assert taking == set(BODIES)
+
+    async with Gateway().client() as client:
+        for path, body in BODIES.items():
+            plain = await client.post(path, json=body)
+            packed = await client.post(
+                path, content=msgspec.msgpack.encode(body), headers={"content-type": MSGPACK, "accept": MSGPACK}
+            )
+            refused = await client.post(path, content=b"", headers={"accept": MSGPACK})
+
+            assert [answer.status_code for answer in (plain, packed, refused)] == [200, 200, 400], path
+            kinds = [answer.headers["content-type"] for answer in (plain, packed, refused)]
+            assert kinds == ["application/json", MSGPACK, MSGPACK], path
+            assert set(msgspec.msgpack.decode(packed.content)) == set(plain.json()), path
+            assert "message" in msgspec.msgpack.decode(refused.content), path
 
 
 async def test_errors_are_described_in_the_paths_own_dialect() -> None:
