@@ -2,9 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { getEncoding } from 'js-tiktoken';
-import OpenAI from 'openai';
+import OpenAI, { AzureOpenAI } from 'openai';
 import {
-  ALIAS, CALLER_TEXTS, CALLERS, checkSame, checkVectors, crowded, CROWDED_URL, MODEL, TEXTS, WIDTH,
+  ALIAS, CALLER_TEXTS, CALLERS, checkSame, checkVectors, crowded, CROWDED_URL, KEY, MODEL, TEXTS, URL_ALONE, WIDTH,
 } from './facts.js';
 
 const client = new OpenAI();
@@ -60,6 +60,12 @@ test('the own width may be asked for, an alias may pad, and other widths are ref
     assert.equal(error.param, 'dimensions');
     return true;
   });
+});
+
+test('Azure\'s client finds its deployments', async () => {
+  const azure = new AzureOpenAI({ baseURL: null, endpoint: URL_ALONE, apiKey: KEY, apiVersion: '2024-10-21' });
+  const answer = await azure.embeddings.create({ model: ALIAS, input: TEXTS });
+  checkSame(answer.data.map((row) => row.embedding), await vectorsOf(TEXTS));
 });
 
 test('models are listed and found', async () => {

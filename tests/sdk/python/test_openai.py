@@ -8,15 +8,17 @@ import numpy as np
 import openai
 import pytest
 import tiktoken
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, AzureOpenAI, OpenAI
 
 from tests.sdk.python.appliance_facts import (
     ALIAS,
     CALLERS,
     CROWDED_URL,
+    KEY,
     MODEL,
     RERANK,
     TEXTS,
+    URL,
     WIDTH,
     Vectors,
     as_vectors,
@@ -138,6 +140,36 @@ def test_a_long_text_is_cut_averaged_or_refused_as_the_alias_says(client: OpenAI
         client.embeddings.create(model="refuses-long", input=["short", long])
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == "input[1]"
+
+
+@pytest.mark.parametrize("intent", ["query", "document"])
+def test_the_intent_can_be_said_by_the_models_name_or_by_a_field(client: OpenAI, intent: str) -> None:
+    by_name = client.embeddings.create(model=f"{ALIAS}@{intent}", input=TEXTS[0])
+    by_field = client.embeddings.create(model=ALIAS, input=TEXTS[0], extra_body={"input_type": intent})
+
+    rows = as_vectors([by_name.data[0].embedding, by_field.data[0].embedding], count=2)
+    assert worst_cosine(rows[:1], rows[1:]) > 0.9999
+
+
+def test_a_header_tells_vector_spaces_apart(client: OpenAI) -> None:
+    spaces = {
+        name: client.embeddings.with_raw_response.create(model=name, input="x").headers["x-appliance-space"]
+        for name in (MODEL, ALIAS, "padded-to-1536")
+    }
+
+    assert spaces[MODEL] == spaces[ALIAS]
+    assert spaces["padded-to-1536"] != spaces[ALIAS]
+
+
+def test_azures_client_finds_its_deployments(client: OpenAI) -> None:
+    with AzureOpenAI(azure_endpoint=URL, api_key=KEY, api_version="2024-10-21") as azure:
+        answer = azure.embeddings.create(model=ALIAS, input=list(TEXTS))
+        with pytest.raises(openai.NotFoundError) as caught:
+            azure.embeddings.create(model="nobody-knows-it", input="x")
+
+    rows = as_vectors([row.embedding for row in answer.data], count=len(TEXTS))
+    assert worst_cosine(rows, vectors_of(client, list(TEXTS))) > 0.9999
+    assert caught.value.code == "model_not_found"
 
 
 def test_models_are_listed_and_found(client: OpenAI) -> None:
