@@ -15,6 +15,8 @@ NAMES_SHOWN_MAX = 20
 TooLong = Literal["truncate", "error", "chunk_mean"]
 _TRUNCATIONS: dict[TooLong, Truncation] = {"truncate": "end", "error": "none", "chunk_mean": "chunk_mean"}
 
+RerankBy = Literal["cross-encoder", "similarity", "maxsim"]
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -46,6 +48,11 @@ class Route:
         return self.facts.name
 
     @property
+    def reranks_by(self) -> RerankBy | None:
+        """What its scores of relevance are; None for a model that does not rerank."""
+        return (self.facts.rerank_by or "cross-encoder") if "rerank" in self.facts.tasks else None
+
+    @property
     def outputs(self) -> tuple[Output, ...]:
         """What a model that embeds makes of a text, the default first; nothing of another model."""
         return self.facts.outputs if "embed" in self.facts.tasks else ()
@@ -67,6 +74,7 @@ class Entry:
     width: int | None  # None: known only when the model is loaded
     tokens_max: int | None
     outputs: tuple[Output, ...] = ()
+    reranks_by: RerankBy | None = None
 
 
 class Catalog:
@@ -183,4 +191,5 @@ def _entry(route: Route) -> Entry:
         width=facts.width,
         tokens_max=facts.tokens_max,
         outputs=route.outputs,
+        reranks_by=route.reranks_by,
     )

@@ -38,6 +38,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     width: int | None
     tokens_max: int | None
     outputs: tuple[Output, ...]  # what a model that embeds gives, the default first
+    reranks_by: Literal["cross-encoder", "similarity", "maxsim"] | None  # of a model that reranks
     name: str
     endpoints: tuple[CohereEndpoint, ...]
     default_endpoints: tuple[CohereEndpoint, ...]  # where it answers to a client that names no model

@@ -65,6 +65,7 @@ def _object(entry: Entry, created_s: int, defaults: Mapping[CohereEndpoint, str]
         width=entry.width,
         tokens_max=entry.tokens_max,
         outputs=entry.outputs,
+        reranks_by=entry.reranks_by,
         name=entry.id,
         endpoints=models.endpoints(entry.tasks, entry.outputs),
         default_endpoints=tuple(endpoint for endpoint, name in defaults.items() if name == entry.id),

@@ -19,7 +19,6 @@ from appliance.jobs import (
     Labels,
     Part,
     Rerank,
-    Scores,
     Spans,
     Task,
     Text,
@@ -31,6 +30,7 @@ from appliance.tables import shown
 from appliance.workers import outcomes
 from appliance.workers.embedding_reading import EmbeddingReader
 from appliance.workers.read_job import Reading, matrix
+from appliance.workers.rerank_reading import rerank_reader
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.tokens import Cut
 from appliance.workers.vector_space import VectorSpace
@@ -48,6 +48,7 @@ class Reader:
         self.facts = facts
         self.card = card
         self._embedding = EmbeddingReader(tokenizer, facts, card, space)
+        self._rerank = rerank_reader(tokenizer, facts, card, space.prompts)
 
     def read(self, job: Job) -> Reading:
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
@@ -62,7 +63,7 @@ class Reader:
             case Embed() as task:
                 return self._embedding.read(task, first_index=job.first_index)
             case Rerank() as task:
-                return self._rerank(task, first_index=job.first_index)
+                return self._rerank.read(task, first_index=job.first_index)
             case Classify() as task:
                 return self._classify(task, first_index=job.first_index)
             case Extract() as task:
@@ -82,19 +83,6 @@ class Reader:
         if kind not in self.facts.tasks:
             served = ", ".join(self.facts.tasks)
             raise InvalidRequest(f"{self.facts.name} serves {served}, not {kind}; choose another model", param="model")
-
-    def _rerank(self, task: Rerank, *, first_index: int) -> Reading:
-        documents: Sequence[str] = task.documents
-        if task.document_tokens_max is not None and task.document_tokens_max < self.tokenizer.tokens_max:
-            documents = self.tokenizer.cut(documents, tokens_max=task.document_tokens_max)
-        pairs = [(task.query, document) for document in documents]
-        items = self.tokenizer.encode_pairs(pairs, truncation=task.truncation, first_index=first_index)
-        was_cut = [len(document) < len(whole) for document, whole in zip(documents, task.documents, strict=True)]
-        items = [
-            msgspec.structs.replace(item, is_truncated=True) if cut else item
-            for item, cut in zip(items, was_cut, strict=True)
-        ]
-        return Reading(items, _relevance)
 
     def _classify(self, task: Classify, *, first_index: int) -> Reading:
         inputs = self.tokenizer.encode(task.inputs, truncation=_cut(task), first_index=first_index)
@@ -155,15 +143,22 @@ def kind_of(task: Task) -> str:
 
 def engine_task(facts: Facts) -> str:
     """What an engine has to do for the model's tasks. Raises StartupError for tasks that do not go together."""
+    if facts.rerank_by and "embed" not in facts.tasks:
+        raise StartupError(
+            f'rerank_by of {facts.name} is "{facts.rerank_by}", which takes vectors; add "embed" to its tasks, or '
+            "leave rerank_by out for a cross-encoder"
+        )
     unknown = [task for task in facts.tasks if task not in ENGINE_TASKS]
-    wanted = {ENGINE_TASKS[task] for task in facts.tasks if task in ENGINE_TASKS}
+    # Likeness is computed of what the engine embeds.
+    own = [task for task in facts.tasks if not (task == "rerank" and facts.rerank_by)]
+    wanted = {ENGINE_TASKS[task] for task in own if task in ENGINE_TASKS}
+    if {"embed", "rerank"} <= set(own):
+        raise StartupError(
+            f'{facts.name} is to embed and to rerank; set its rerank_by to "similarity" or "maxsim", or leave one out'
+        )
     if unknown or len(wanted) != 1:
         raise StartupError(
             f"tasks of {facts.name} are {list(facts.tasks)}; take one or more of {list(ENGINE_TASKS)} that one engine "
             "serves: rerank and classify go together, the others stand alone"
         )
     return wanted.pop()
-
-
-def _relevance(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
-    return [Scores(outcomes.relevance(matrix(buffers, width)).astype("<f4").tobytes())]

@@ -26,7 +26,7 @@ def test_entries_list_every_public_name() -> None:
         Entry("org/one", "org", None, ("embed",), 4, 8, ("dense",)),
         Entry("one", "org", "org/one", ("embed",), 4, 8, ("dense",)),
         Entry("text-embedding-3-small", "org", "org/one", ("embed",), 4, 8, ("dense",)),
-        Entry("two", "appliance", None, ("embed", "rerank"), None, None, ("dense",)),
+        Entry("two", "appliance", None, ("embed", "rerank"), None, None, ("dense",), "cross-encoder"),
     )
 
 

@@ -30,7 +30,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 def model(name: str, **fields: Any) -> ModelObject:  # `Any`: some of the struct's own fields
     made = ModelObject(
-        name, "model", 5, "org", None, ("embed",), 8, 256, ("dense",), name, ("embed", "classify"), (), 256
+        name, "model", 5, "org", None, ("embed",), 8, 256, ("dense",), None, name, ("embed", "classify"), (), 256
     )
     return msgspec.structs.replace(made, **fields)
 
@@ -47,6 +47,7 @@ async def test_an_object_has_the_fields_of_both_families(client: httpx.AsyncClie
         "id": "embed-english-v3.0",
         "object": "model",
         "owned_by": "org",
+        "reranks_by": None,
         "root": "org/embedder",
         "tasks": ["embed"],
         "width": 8,
