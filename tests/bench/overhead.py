@@ -4,9 +4,9 @@
     python -m tests.bench.overhead --profile gateway|worker     where the time goes: the part runs under cProfile
 
 64 clients with one text a request, then 16 with 64 texts. The engine and the client are not counted. Texts have 8
-tokens, since tokenizing is work on the text itself, shown for the usual mix of lengths. Their words are few, so the node
-soon knows all of them (workers/word_ids.py): texts with new words cost up to 1.4 us a token more. cProfile slows the
-profiled part down about twofold and sees its main thread only: read shares from it, not times.
+tokens, since tokenizing is work on the text itself, shown for the usual mix of lengths. Their words are few, so the
+node soon knows all of them (workers/word_ids.py): texts with new words cost up to 1.4 us a token more. cProfile slows
+the profiled part down about twofold and sees its main thread only: read shares from it, not times.
 """
 
 import argparse
