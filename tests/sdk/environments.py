@@ -24,6 +24,13 @@ NODE = FOLDER / "node"
 PYTHON_ENVIRONMENTS = tuple(sorted(path.stem for path in (FOLDER / "environments").glob("*.txt")))
 INSTALL_S = 1200.0
 NODE_MAJOR_MIN = 20
+PATIENCE = {
+    "PIP_RETRIES": "2",
+    "PIP_TIMEOUT": "30",
+    "npm_config_fetch_retries": "2",
+    "npm_config_fetch_retry_mintimeout": "1000",
+    "npm_config_fetch_retry_maxtimeout": "5000",
+}
 # What pip and npm print when there is no registry to reach; anything else that fails is an error.
 OFFLINE = (
     "Failed to establish a new connection",
@@ -108,7 +115,7 @@ def _made_once(name: str, stamp: Path, pins: Sequence[Path], *, salt: str) -> It
 def _run(command: Sequence[str | Path]) -> None:
     result = subprocess.run(
         command,
-        env={**os.environ, "PIP_RETRIES": "2", "PIP_TIMEOUT": "30", "npm_config_fetch_retries": "2"},
+        env={**os.environ, **PATIENCE},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,6 +9,7 @@ import cohere
 import numpy as np
 import pytest
 from cohere.base_client import BaseCohere
+from cohere.core.api_error import ApiError
 from cohere.errors import BadRequestError, NotFoundError, ServiceUnavailableError, UnauthorizedError
 
 from tests.sdk.python.appliance_facts import (
@@ -274,6 +275,12 @@ def test_an_unknown_model_is_not_found(v2: cohere.ClientV2) -> None:
     with pytest.raises(NotFoundError):
         v2.models.get("nobody/knows-it")
     assert "nobody/knows-it" in rerank.value.body["message"]
+
+
+def test_a_body_over_the_limit_is_an_error_with_its_status(crowded: cohere.ClientV2) -> None:
+    with pytest.raises(ApiError) as caught:
+        crowded.embed(texts=["x" * 2_000_000], model="quick", input_type="clustering", embedding_types=["float"])
+    assert caught.value.status_code == 413
 
 
 def test_overload_is_retried_and_then_raised_or_served(crowded: cohere.ClientV2) -> None:

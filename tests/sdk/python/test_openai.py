@@ -241,3 +241,14 @@ def test_overload_is_retried_and_then_raised_or_served(crowded: OpenAI) -> None:
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
     assert raw.retries_taken > 0
     assert len(raw.parse().data) == 1
+
+
+def test_a_passed_deadline_is_an_internal_server_error_that_is_not_retried(crowded: OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        crowded.with_options(max_retries=2).embeddings.create(
+            model="slow", input="x", extra_headers={"x-stainless-read-timeout": "1"}
+        )
+
+    assert caught.value.status_code == 504
+    assert caught.value.code == "deadline_exceeded"
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
