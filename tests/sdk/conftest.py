@@ -7,7 +7,7 @@ import pytest
 from appliance.workers.engines.fake import FakeModel
 from tests.appliance_process import ApplianceProcess
 from tests.fake_model import fake_config, make_fake_model
-from tests.sdk import environments
+from tests.sdk import installed
 
 # Collected by the pytest of the clients' own environments, see test_python_clients.py.
 collect_ignore = ["python"]
@@ -91,5 +91,5 @@ def surroundings(served: ApplianceProcess, crowded: ApplianceProcess) -> Mapping
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Installing is no part of the tests' time: say what it took."""
-    for name, seconds in environments.made_s.items():
+    for name, seconds in installed.made_s.items():
         terminalreporter.write_line(f"clients' environment {name}: made in {seconds:.0f} s")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.environments import NODE, Unavailable, node_environment
+from tests.sdk.installed import NODE, Unavailable, node_environment
 
 pytestmark = pytest.mark.slow
 

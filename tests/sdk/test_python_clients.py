@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sdk.environments import FOLDER, Unavailable, python_environment
+from tests.sdk.installed import FOLDER, Unavailable, python_environment
 
 pytestmark = pytest.mark.slow
 

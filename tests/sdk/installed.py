@@ -4,7 +4,7 @@ Clients have competing requirements: the 2.x and 3.x lines of OpenAI's, the 5.x 
 of Python clients has a virtual environment of its own under `.appliance/sdk/`, and Node's have `node/node_modules`. All
 versions are pinned, those of dependencies too, so nothing is resolved and an environment is the same everywhere.
 
-    python -m tests.sdk.environments    makes all of them and says how long each took
+    python -m tests.sdk.installed    makes all of them and says how long each took
 """
 
 import fcntl
