@@ -4,7 +4,8 @@
     ├── InvalidRequest 400            the client must change the request
     │   ├── MalformedBody             not JSON, or not the shape the endpoint takes
     │   ├── UnsupportedParameter      a known field that changes the answer and is not served
-    │   └── TooLong                   more tokens than the model takes
+    │   ├── TooLong                   more tokens than the model takes
+    │   └── FingerprintMismatch       the vectors are of another space than the client expects
     ├── Unauthorized 401
     ├── ModelNotFound 404, UnknownPath 404, MethodNotAllowed 405, RequestTooSlow 408, BodyTooLarge 413
     ├── Overloaded 503                retryable, with a hint of when
@@ -68,6 +69,12 @@ class TooLong(InvalidRequest):
     """One input has more tokens than the model takes."""
 
     code = "context_length_exceeded"
+
+
+class FingerprintMismatch(InvalidRequest):
+    """The client expects vectors of another space, with which these cannot be compared."""
+
+    code = "fingerprint_mismatch"
 
 
 class Unauthorized(ApplianceError):

@@ -60,6 +60,7 @@ MODELS = (
 # A request that each endpoint answers.
 BODIES: dict[str, dict[str, object]] = {
     "/v1/embeddings": {"model": "org/embedder", "input": "a"},
+    "/openai/deployments/{name}/embeddings": {"input": "a"},
     "/v1/embed": {"model": "org/embedder", "texts": ["a"]},
     "/v2/embed": {"model": "org/embedder", "texts": ["a"]},
     "/v1/rerank": {"model": "org/ranker", "query": "q", "documents": ["a"]},
@@ -69,6 +70,11 @@ BODIES: dict[str, dict[str, object]] = {
     "/v1/detokenize": {"model": "org/ranker", "tokens": [97]},
     "/v1/extract": {"model": "org/finder", "input": "a"},
 }
+
+
+def url_of(path: str) -> str:
+    """A path of the table with a model's name in it, where it takes one."""
+    return path.replace("{name}", "org/embedder")
 
 
 class AnsweringQueue:

@@ -11,13 +11,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from appliance.compat.bodies import BodyDecoder
 from appliance.compat.cohere_inputs import TRUNCATIONS, Truncate, checked
 from appliance.compat.cohere_meta import BilledUnits, Meta, Version, meta
 from appliance.compat.formats import Format
 from appliance.compat.quantized import quantized
+from appliance.compat.vectors import VectorRow as Row
+from appliance.compat.vectors import array_rows
 from appliance.compat.widths import check_width
 from appliance.errors import InvalidRequest, UnsupportedParameter
 from appliance.jobs import Intent, Truncation
@@ -26,7 +27,6 @@ TOKENS_MAX = 2**31 - 1  # more than any model takes, and few enough for every de
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
-Row = memoryview | msgspec.Raw  # one vector: its bytes, or its numbers as JSON
 Vectors = npt.NDArray[np.float32]
 
 _INTENTS: dict[InputType, Intent] = {"search_query": "query", "search_document": "document"}
@@ -154,22 +154,11 @@ def answer(call: EmbedCall, vectors: Vectors, *, width: int, input_tokens: int, 
 def _rows(vectors: Vectors, kind: EmbeddingType, *, width: int, form: Format) -> list[Row]:
     match kind:
         case "base64":  # which is how JSON has bytes
-            return [memoryview(row) for row in _bytes(vectors)]
+            return array_rows(vectors, is_text=False)
         case "float":
-            return _numbers(vectors, form)
+            return array_rows(vectors, is_text=form == "json")
         case _:
-            return _numbers(quantized(vectors, kind, width=width), form)
-
-
-def _numbers(values: npt.NDArray[np.generic], form: Format) -> list[Row]:
-    if form == "msgpack":
-        return [memoryview(row) for row in _bytes(values)]
-    return [msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in np.ascontiguousarray(values)]
-
-
-def _bytes(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """[rows, bytes]; little-endian, as nodes send them."""
-    return np.ascontiguousarray(values).view(np.uint8)
+            return array_rows(quantized(vectors, kind, width=width), is_text=form == "json")
 
 
 def _check_served(fields: EmbedBody) -> None:

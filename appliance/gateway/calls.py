@@ -145,8 +145,17 @@ def _outcome(results: Sequence[Result]) -> Outcome:
     )
 
 
-def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = (), space: str = "") -> Headers:
-    """What was done to the request besides answering it, and the space of its vectors, as headers."""
+def check_dense(route: Route) -> None:
+    """Raises InvalidRequest for a model without dense vectors, where nothing else can be answered."""
+    if "dense" not in route.outputs:
+        raise InvalidRequest(
+            f"the model '{route.name[:200]}' has no dense vectors; ask /v1/embeddings for {route.outputs[0]} ones",
+            param="model",
+        )
+
+
+def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = ()) -> Headers:
+    """What was done to the request besides answering it, as headers."""
     headers: Headers = []
     if ignored:
         names = ",".join(name for name in ignored if name.isascii() and name.isprintable())
@@ -155,8 +164,6 @@ def notes(*, ignored: Sequence[str] = (), truncated: Sequence[int | str] = (), s
         listed = ",".join(map(str, truncated[:NAMES_IN_HEADER_MAX]))
         more = ",..." if len(truncated) > NAMES_IN_HEADER_MAX else ""
         headers.append((b"x-appliance-truncated", f"{listed}{more}".encode()))
-    if space:
-        headers.append((b"x-appliance-space", space.encode("ascii", "replace")))
     return headers
 
 

@@ -7,11 +7,11 @@ import numpy as np
 from appliance.catalog import Route
 from appliance.compat import cohere_classify, few_shot
 from appliance.compat.cohere_classify import ClassifyAnswer, ClassifyCall
+from appliance.compat.vectors import matrix
 from appliance.errors import BadVector, InvalidRequest
-from appliance.gateway.calls import Calls, notes
+from appliance.gateway.calls import Calls, check_dense, notes
 from appliance.gateway.http import Answer, Request, written
 from appliance.gateway.naming import naming
-from appliance.gateway.rows import check_dense, matrix
 from appliance.jobs import Classify, Embed, Labels, Truncation
 
 

@@ -2,11 +2,12 @@
 
 from appliance.compat import cohere_embed
 from appliance.compat.cohere_meta import Version
+from appliance.compat.vectors import matrix
 from appliance.compat.widths import Widths
-from appliance.gateway.calls import Calls, notes
+from appliance.gateway.calls import Calls, check_dense, notes
 from appliance.gateway.http import Answer, Request, written
 from appliance.gateway.naming import naming
-from appliance.gateway.rows import check_dense, matrix
+from appliance.gateway.spaces import space_headers
 from appliance.jobs import Embed
 
 # What a node calls a field, and what Cohere does.
@@ -55,5 +56,6 @@ class CohereEmbeddings:
             input_tokens=outcome.input_tokens,
             form=request.answer_form,
         )
-        headers = notes(ignored=call.ignored, truncated=outcome.truncated, space=widths.space(outcome.space))
+        headers = notes(ignored=call.ignored, truncated=outcome.truncated)
+        headers += space_headers(request, widths.space(outcome.space))
         return written(answer, request.answer_form, headers=headers)

@@ -6,19 +6,21 @@ path; it settles the method, runs the function, and words its errors.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import cast
+from typing import Literal, cast
 
-from litestar import Response, asgi, get
+from litestar import Response, asgi
+from litestar import route as litestar_route
 from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.types import HTTPScope, Receive, Scope, Send
 
-from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed
+from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed, UnknownPath
 from appliance.gateway.http import Answer, Dialect, Headers, Request, answer_of
 
 Endpoint = Callable[[Request], Awaitable[Answer]]
+HttpMethodName = Literal["GET", "POST"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,19 +47,26 @@ def route(
     return handle
 
 
-def get_below(
-    paths: Sequence[str], name: str, endpoint: Callable[[Request, str], Awaitable[Answer]]
+def named_route(
+    paths: Sequence[str], name: str, method: HttpMethodName, endpoint: Callable[[Request, str], Awaitable[Answer]]
 ) -> HTTPRouteHandler:
-    """Serve GET of every path below these; the endpoint gets the rest of it, decoded.
+    """Serve paths with `{name}` in them, which stands for any text, slashes included; the endpoint gets it, decoded.
 
     A typed handler, since Litestar reads no path parameters for `@asgi` ones: not for hot paths.
     """
+    ends = {path.partition("{name}")[2] for path in paths}
+    assert len(ends) == 1, "paths of one operation end alike"
+    (end,) = ends
+    below = [f"{path.partition('/{name}')[0]}/{{rest:path}}" for path in paths]
 
-    @get([f"{path}/{{rest:path}}" for path in paths], name=f"{name}_below")
+    @litestar_route(below, http_method=[method], name=f"{name}_named", status_code=200)
     async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes]:
         request.scope["state"]["endpoint"] = name
         inner = Request(request.scope, request.receive)
-        return as_response(await _settled(endpoint(inner, rest.removeprefix("/")), inner, dialect="openai"))
+        found = rest.removeprefix("/")
+        if not found.endswith(end) or found == end:
+            return as_response(answer_of(UnknownPath(f"unknown path {request.url.path[:200]}")))
+        return as_response(await _settled(endpoint(inner, found.removesuffix(end)), inner, dialect="openai"))
 
     return handle
 

@@ -27,19 +27,24 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def check(self, authorization: bytes | None) -> None:
-        """Raises Unauthorized unless no keys are set or the header carries one of them."""
+    def check(self, authorization: bytes | None, api_key: bytes | None = None) -> None:
+        """Raises Unauthorized unless no keys are set or a header carries one of them: `Authorization`, or Azure's."""
         if not self._digests:
             return
-        if authorization is None:
-            raise Unauthorized("no API key; send it as 'Authorization: Bearer <key>'")
-        scheme, _, key = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise Unauthorized("the Authorization header is not of the form 'Bearer <key>'")
+        key = api_key if api_key is not None and authorization is None else _bearer(authorization)
         digest = hashlib.sha256(key.strip()).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise Unauthorized("incorrect API key; check the key, or the server's APPLIANCE_API_KEY")
+
+
+def _bearer(authorization: bytes | None) -> bytes:
+    if authorization is None:
+        raise Unauthorized("no API key; send it as 'Authorization: Bearer <key>'")
+    scheme, _, key = authorization.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise Unauthorized("the Authorization header is not of the form 'Bearer <key>'")
+    return key
 
 
 class Front:
@@ -94,7 +99,7 @@ class Front:
 
         try:
             if scope["path"] not in self._open_paths:
-                self._keys.check(header(scope, b"authorization"))
+                self._keys.check(header(scope, b"authorization"), header(scope, b"api-key"))
             app = self._direct.get(scope["path"], self._app)
             await app(scope, receive, send_with_id)
         except ApplianceError as error:

@@ -27,6 +27,7 @@ HEADERS: dict[str, str] = {
     "x-appliance-ignored": "Names of fields that were sent and had no effect, comma-separated",
     "x-appliance-truncated": "Indices of inputs that were cut to the model's length, comma-separated",
     "x-appliance-space": "What vectors must share to be compared: model, weights, pooling, prompts, width, padding",
+    "x-appliance-fingerprint": "The same in 16 digits; `x-appliance-expect-fingerprint` of a request refuses another",
     "retry-after": "Seconds to wait before the next attempt, between 1 and 60",
     "retry-after-ms": "The same in milliseconds",
     "allow": "The methods that the path takes",
@@ -141,7 +142,7 @@ def _responses(operation: Operation, method: str, refs: dict[type[msgspec.Struct
         faults += _OF_BODIES
     if operation.query:
         faults.append(400)
-    if operation.serve_below is not None:
+    if operation.serve_named is not None:
         faults.append(404)
     refused = {status: _ref("responses", _fault_name(status, operation.dialect)) for status in faults}
     return {str(status): described for status, described in sorted({**refused, **statuses}.items())}

@@ -9,25 +9,25 @@ from dataclasses import dataclass
 import msgspec
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 
-from appliance.gateway.endpoints import Endpoint, get_below, route
+from appliance.gateway.endpoints import Endpoint, HttpMethodName, named_route, route
 from appliance.gateway.http import JSON, Answer, Dialect, Request
 
 PostOrGet = ASGIRouteHandler | HTTPRouteHandler
-GetBelow = Callable[[Request, str], Awaitable[Answer]]
+ServeNamed = Callable[[Request, str], Awaitable[Answer]]
 
 
 @dataclass(frozen=True)
 class Operation:
     """A method (or several that are served alike) of a path and its aliases.
 
-    A path that ends in `{name}` takes all that is left of the URL, slashes included; `serve_below` serves it.
+    `{name}` in a path takes any text, slashes included; `serve_named` serves it, by one method.
     """
 
     paths: tuple[str, ...]  # the first is the one to use; the others are what some clients make of it
     name: str  # the endpoint's label in metrics
     summary: str  # one line, for the document
     serve: Endpoint | None = None
-    serve_below: GetBelow | None = None
+    serve_named: ServeNamed | None = None
     methods: tuple[str, ...] = ("POST",)
     body: type[msgspec.Struct] | None = None  # what it takes, as JSON or msgpack
     answer: type[msgspec.Struct] | None = None  # what it answers with; None: something else than an object
@@ -49,7 +49,8 @@ def handlers(operations: Iterable[Operation]) -> list[PostOrGet]:
 
 def _handler(paths: tuple[str, ...], operations: list[Operation]) -> PostOrGet:
     first = operations[0]
-    if first.serve_below is not None:
-        return get_below([path.rpartition("/")[0] for path in paths], first.name, first.serve_below)
+    if first.serve_named is not None:
+        method: HttpMethodName = "GET" if first.methods == ("GET",) else "POST"
+        return named_route(paths, first.name, method, first.serve_named)
     methods = {method: each.serve for each in operations for method in each.methods if each.serve is not None}
     return route(paths, first.name, methods, dialect=first.dialect)

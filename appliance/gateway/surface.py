@@ -22,6 +22,13 @@ from appliance.gateway.operation import Operation
 from appliance.gateway.paths import spellings
 from appliance.gateway.rerank import Reranking
 
+VECTOR_HEADERS = (
+    "x-appliance-ignored",
+    "x-appliance-truncated",
+    "x-appliance-space",
+    "x-appliance-fingerprint",
+)
+
 
 def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     """The table. Add an endpoint here and nowhere else: its routes, its documentation and its bounds follow."""
@@ -35,13 +42,23 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     health = Health(canary, calls.catalog.models())
     described = (
         Operation(
-            paths=spellings("/v1/embeddings"),
+            paths=(*spellings("/v1/embeddings"), "/openai/v1/embeddings"),
             name="embeddings",
             summary="Turn texts into vectors",
             serve=embeddings.post,
             body=openai_embeddings.EmbeddingsBody,
             answer=openai_embeddings.EmbeddingsAnswer,
-            headers=("x-appliance-ignored", "x-appliance-truncated"),
+            headers=VECTOR_HEADERS,
+        ),
+        Operation(
+            paths=("/openai/deployments/{name}/embeddings",),
+            name="embeddings",
+            summary="The same at Azure's path, which names the model",
+            serve_named=embeddings.post_deployment,
+            body=openai_embeddings.EmbeddingsBody,
+            answer=openai_embeddings.EmbeddingsAnswer,
+            query=("api-version",),
+            headers=VECTOR_HEADERS,
         ),
         Operation(
             paths=spellings("/v1/embed"),
@@ -51,7 +68,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             body=cohere_embed.EmbedBody,
             answer=cohere_embed.EmbedAnswer,
             dialect="cohere",
-            headers=("x-appliance-ignored", "x-appliance-truncated", "x-appliance-space"),
+            headers=VECTOR_HEADERS,
         ),
         Operation(
             paths=spellings("/v2/embed"),
@@ -61,7 +78,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             body=cohere_embed.EmbedBody,
             answer=cohere_embed.EmbedAnswer,
             dialect="cohere",
-            headers=("x-appliance-ignored", "x-appliance-truncated", "x-appliance-space"),
+            headers=VECTOR_HEADERS,
         ),
         Operation(
             paths=spellings("/v1/rerank"),
@@ -143,7 +160,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             paths=spellings("/v1/models/{name}"),
             name="models",
             summary="One served model or alias; slashes in its name may come raw or percent-encoded",
-            serve_below=models.get,
+            serve_named=models.get,
             methods=("GET",),
             answer=ModelObject,
         ),

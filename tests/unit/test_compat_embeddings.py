@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from appliance.compat import openai_embeddings
 from appliance.compat.bodies import IGNORED_NAMES_MAX, BodyDecoder
-from appliance.compat.openai_embeddings import DIMENSIONS_MAX, INPUTS_MAX, EmbeddingsCall, decode, encode
+from appliance.compat.openai_embeddings import INPUTS_MAX, EmbeddingsBody, EmbeddingsCall, decode, encode
+from appliance.compat.token_ids import ARRAY_IDS_MAX, REQUEST_IDS_MAX
+from appliance.compat.widths import WIDTH_MAX, Widths
 from appliance.errors import InvalidRequest, MalformedBody, UnsupportedParameter
-from appliance.jobs import Embed
+from appliance.jobs import Intent, Output, Part, Rows, SparseRow, SparseRows, TokenRows, Truncation
 
 
 def body(**fields: object) -> bytes:
@@ -85,14 +87,36 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"encoding_format": 1}, "encoding_format"),
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": -1}, "dimensions"),
-        ({"dimensions": DIMENSIONS_MAX + 1}, "dimensions"),
+        ({"dimensions": WIDTH_MAX + 1}, "dimensions"),
         ({"dimensions": 10**30}, "dimensions"),
         ({"dimensions": 10**4000}, "dimensions"),
         ({"dimensions": "8"}, "dimensions"),
         ({"dimensions": 8.5}, "dimensions"),
         ({"dimensions": True}, "dimensions"),
         ({"user": 5}, "user"),
-        ({"input_type": "passage"}, "input_type"),
+        ({"input_type": "image"}, "input_type"),
+        ({"input_type": 5}, "input_type"),
+        ({"input": [1, "a"]}, "input"),
+        ({"input": [1, [2]]}, "input"),
+        ({"input": [1, True]}, "input[1]"),
+        ({"input": [1, 2.5]}, "input[1]"),
+        ({"input": [[]]}, "input[0]"),
+        ({"input": [[1], "a"]}, "input[1]"),
+        ({"input": [[1], 2]}, "input[1]"),
+        ({"input": [[1], []]}, "input[1]"),
+        ({"input": [1] * (ARRAY_IDS_MAX + 1)}, "input"),
+        ({"input": [[1], [1] * (ARRAY_IDS_MAX + 1)]}, "input[1]"),
+        ({"input": [[1] * ARRAY_IDS_MAX] * (REQUEST_IDS_MAX // ARRAY_IDS_MAX + 1)}, "input"),
+        ({"input": [[1]] * (INPUTS_MAX + 1)}, "input"),
+        ({"outputs": []}, "outputs"),
+        ({"outputs": ["colbert"]}, "outputs[0]"),
+        ({"task": "retrieval"}, "task"),
+        ({"embedding_type": "int8"}, "embedding_type"),
+        ({"output_dtype": "base64"}, "output_dtype"),
+        ({"output_dimension": 0}, "output_dimension"),
+        ({"dimensions": 8, "output_dimension": 9}, "output_dimension"),
+        ({"truncate": True, "truncation": False}, "truncation"),
+        ({"embedding_type": "binary", "output_dtype": "ubinary"}, "output_dtype"),
     ],
 )
 def test_a_field_at_fault_is_named(fields: dict[str, object], param: str) -> None:
@@ -126,17 +150,84 @@ def test_digits_without_end_are_refused() -> None:
     assert caught.value.param == "dimensions"
 
 
-@pytest.mark.parametrize("tokens", [[1, 2], [[1, 2], [3]], [[]], [1, "a"]])
-def test_token_ids_are_refused_by_name(tokens: object) -> None:
-    with pytest.raises(UnsupportedParameter, match=r"token ids; send text.*LangChain") as caught:
-        decode(body(input=tokens))
-    assert caught.value.param == "input"
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [([1, 2], ((1, 2),)), ([[1, 2], [3]], ((1, 2), (3,))), ([2**70], ((2**70,),))]
+)
+def test_token_ids_are_one_input_or_several(tokens: object, expected: tuple[tuple[int, ...], ...]) -> None:
+    call = decode(body(input=tokens))
+
+    assert (call.texts, call.ids) == ((), expected)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"late_chunking": True}, {"normalized": False}, {"embedding_type": ["float", "binary"]}]
+)
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        decode(body(**fields))
+    assert caught.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "search_document"}, "document"),
+        ({"input_type": "clustering"}, None),
+        ({"task": "retrieval.query"}, "query"),
+        ({"task": "retrieval.passage"}, "document"),
+        ({"task": "retrieval.passage", "input_type": "query"}, "query"),
+    ],
+)
+def test_every_dialect_says_what_its_inputs_are(fields: dict[str, object], expected: Intent | None) -> None:
+    assert decode(body(**fields)).intent == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers", "is_base64"),
+    [
+        ({}, "float", False),
+        ({"encoding_format": "base64"}, "float", True),
+        ({"embedding_type": "base64"}, "float", True),
+        ({"embedding_type": ["ubinary"]}, "ubinary", False),
+        ({"output_dtype": "int8", "encoding_format": "base64"}, "int8", True),
+        ({"output_dtype": "binary", "embedding_type": "binary"}, "binary", False),
+    ],
+)
+def test_every_dialect_says_what_numbers_it_wants(fields: dict[str, object], numbers: str, is_base64: bool) -> None:
+    call = decode(body(**fields))
+
+    assert (call.numbers, call.is_base64) == (numbers, is_base64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy", "outputs", "expected"),
+    [
+        ({}, "end", ("dense",), "end"),
+        ({}, "none", ("dense",), "none"),
+        ({}, "chunk_mean", ("dense",), "chunk_mean"),
+        ({}, "chunk_mean", ("dense", "sparse"), "end"),
+        ({"truncate": True}, "none", ("dense",), "end"),
+        ({"truncation": False}, "chunk_mean", ("dense",), "none"),
+    ],
+)
+def test_the_clients_word_on_long_texts_wins(
+    fields: dict[str, object], policy: Truncation, outputs: tuple[Output, ...], expected: Truncation
+) -> None:
+    assert decode(body(**fields)).truncation(policy, outputs) == expected
+
+
+def test_the_path_may_name_the_model() -> None:
+    assert decode(b'{"input": "x"}', model="of-the-path").model == "of-the-path"
+    assert decode(b'{"input": "x", "model": "m"}', model="of-the-path").model == "of-the-path"
 
 
 def test_explicit_nulls_mean_absent() -> None:
     call = decode(body(encoding_format=None, dimensions=None, user=None, input_type=None))
 
-    assert call == EmbeddingsCall("m", ("a text",), "float", None, None, ())
+    assert call == decode(body())
+    assert (call.width, call.intent, call.outputs, call.may_cut, call.ignored) == (None, None, None, None, ())
 
 
 def test_what_is_asked_for_is_kept() -> None:
@@ -144,18 +235,18 @@ def test_what_is_asked_for_is_kept() -> None:
         body(input=["a", "b\x00", "😀"], encoding_format="base64", dimensions=8, user="u", input_type="query")
     )
 
-    assert call == EmbeddingsCall("m", ("a", "b\x00", "😀"), "base64", 8, "query", ())
-    assert call.task(1, 3) == Embed(inputs=("b\x00", "😀"), intent="query", width=8)
+    assert (call.model, call.texts, call.is_base64) == ("m", ("a", "b\x00", "😀"), True)
+    assert (call.width, call.intent) == (8, "query")
 
 
 def test_as_many_inputs_as_allowed_are_taken() -> None:
-    assert len(decode(body(input=["a"] * INPUTS_MAX)).inputs) == INPUTS_MAX
+    assert len(decode(body(input=["a"] * INPUTS_MAX)).texts) == INPUTS_MAX
 
 
 def test_unknown_fields_are_ignored_and_told() -> None:
     call = decode(body(zebra=1, apple={"nested": ["x"]}, big=10**4000))
 
-    assert call.inputs == ("a text",)
+    assert call.texts == ("a text",)
     assert call.ignored == ("zebra", "apple", "big")
 
 
@@ -183,7 +274,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
     max_leaves=8,
 )
-fields = st.sampled_from(["model", "input", "encoding_format", "dimensions", "user", "input_type", "extra"])
+fields = st.sampled_from([*(field.name for field in msgspec.structs.fields(EmbeddingsBody)), "extra"])
 
 
 @settings(deadline=None, max_examples=40)
@@ -195,17 +286,18 @@ def test_any_body_is_taken_or_refused_in_our_words(sent: bytes) -> None:
     except InvalidRequest as error:
         refusal = error
     else:
-        assert call.inputs
-        assert all(call.inputs)
+        assert call.texts or call.ids
+        assert all(call.texts)
+        assert all(call.ids)
     assert refusal is None or refusal.message
 
 
 def call_of(encoding_format: openai_embeddings.EncodingFormat, *, inputs: int) -> EmbeddingsCall:
-    return EmbeddingsCall("m", ("x",) * inputs, encoding_format, None, None, ())
+    return decode(body(input=["x"] * inputs, encoding_format=encoding_format))
 
 
 def answer_of(call: EmbeddingsCall, parts: list[bytes], *, width: int) -> Any:
-    return json.loads(encode(call, [memoryview(part) for part in parts], width=width, input_tokens=7))
+    return json.loads(encode(call, [Rows(part, width) for part in parts], widths=Widths(), input_tokens=7))
 
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -238,3 +330,60 @@ def test_the_answer_has_openais_shape(encoding_format: openai_embeddings.Encodin
     assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", index) for index in range(3)]
     last = answer["data"][2]["embedding"]
     assert last == ([4.0, 5.0] if encoding_format == "float" else base64.b64encode(rows[2].tobytes()).decode())
+
+
+def parts_of(*, count: int = 2) -> list[Part]:
+    """Of so many inputs: [0.6, 0.8]; two tokens each; the weights of the ids 3 and 5."""
+    one = np.array([0.6, 0.8], "<f4").tobytes()
+    weights = SparseRow(np.array([3, 5], "<i4").tobytes(), np.array([0.5, 1.5], "<f4").tobytes())
+    return [Rows(one * count, 2), TokenRows((one * 2,) * count, 2), SparseRows((weights,) * count)]
+
+
+def test_other_outputs_stand_beside_the_vector() -> None:
+    call = decode(body(input=["x", "y"], outputs=["multivector", "sparse"]))
+
+    found = json.loads(encode(call, parts_of()[1:], widths=Widths(), input_tokens=7))
+
+    assert found["data"][1] == {
+        "object": "embedding",
+        "index": 1,
+        "embedding": [],
+        "sparse": {"indices": [3, 5], "values": [0.5, 1.5]},
+        "multivector": [[pytest.approx(0.6), pytest.approx(0.8)]] * 2,
+    }
+
+
+def test_in_msgpack_every_vector_is_bytes() -> None:
+    call = decode(body(input=["x", "y"], outputs=["dense", "multivector", "sparse"]))
+
+    found = msgspec.msgpack.decode(encode(call, parts_of(), widths=Widths(), input_tokens=7, form="msgpack"))
+
+    one = np.array([0.6, 0.8], "<f4").tobytes()
+    assert found["data"][0]["embedding"] == one
+    assert found["data"][0]["multivector"] == [one, one]
+    assert found["data"][1]["sparse"]["indices"] == np.array([3, 5], "<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"output_dtype": "int8"}, [round(127 * 0.6), round(127 * 0.8), 0]),
+        ({"output_dtype": "ubinary"}, [0b11000000]),
+        ({"embedding_type": "binary"}, [0b11000000 - 128]),
+        ({}, [pytest.approx(0.6), pytest.approx(0.8), 0]),
+    ],
+)
+def test_numbers_of_a_byte_or_a_bit_of_padded_vectors(fields: dict[str, object], expected: list[object]) -> None:
+    call = decode(body(**fields))
+
+    found = json.loads(encode(call, parts_of(count=1)[:1], widths=Widths(None, 3), input_tokens=7))
+
+    assert found["data"][0]["embedding"] == expected
+
+
+def test_bytes_in_base64() -> None:
+    call = decode(body(output_dtype="uint8", encoding_format="base64"))
+
+    found = json.loads(encode(call, parts_of(count=1)[:1], widths=Widths(), input_tokens=7))
+
+    assert list(base64.b64decode(found["data"][0]["embedding"])) == [128 + round(127 * 0.6), 128 + round(127 * 0.8)]

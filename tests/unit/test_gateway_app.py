@@ -402,7 +402,7 @@ async def test_an_ordinary_answer_says_nothing_more(client: httpx.AsyncClient) -
         (b"", (400, "invalid_json", None)),
         (b"[]", (400, "invalid_json", None)),
         (b'{"model":"org/model-1.5"}', (400, "invalid_value", "input")),
-        (b'{"model":"org/model-1.5","input":[1,2]}', (400, "unsupported_parameter", "input")),
+        (b'{"model":"org/model-1.5","input":[1,-2]}', (400, "invalid_value", "input[0]")),
         (b'{"model":"nothing","input":"a"}', (404, "model_not_found", "model")),
     ],
 )

@@ -9,7 +9,7 @@ from openapi_spec_validator import validate
 
 from appliance.gateway.openapi import document
 from appliance.gateway.operation import Operation
-from tests.gateway_parts import BODIES, Gateway
+from tests.gateway_parts import BODIES, Gateway, url_of
 
 MSGPACK = "application/msgpack"
 OPENAI = {"$ref": "#/components/schemas/OpenAIErrorBody"}
@@ -81,11 +81,11 @@ async def test_every_endpoint_that_takes_a_body_speaks_both_forms() -> None:
 
     async with Gateway().client() as client:
         for path, body in BODIES.items():
-            plain = await client.post(path, json=body)
+            plain = await client.post(url_of(path), json=body)
             packed = await client.post(
-                path, content=msgspec.msgpack.encode(body), headers={"content-type": MSGPACK, "accept": MSGPACK}
+                url_of(path), content=msgspec.msgpack.encode(body), headers={"content-type": MSGPACK, "accept": MSGPACK}
             )
-            refused = await client.post(path, content=b"", headers={"accept": MSGPACK})
+            refused = await client.post(url_of(path), content=b"", headers={"accept": MSGPACK})
 
             assert [answer.status_code for answer in (plain, packed, refused)] == [200, 200, 400], path
             kinds = [answer.headers["content-type"] for answer in (plain, packed, refused)]
