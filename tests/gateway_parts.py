@@ -88,6 +88,7 @@ class AnsweringQueue:
         self.jobs: list[Job] = []
         self.failure: Failed | None = None
         self.truncated: tuple[int, ...] = ()
+        self.space = ""
         self.parts: list[Part] | None = None  # instead of what belongs to the task
         self._dispatcher = dispatcher
 
@@ -97,7 +98,9 @@ class AnsweringQueue:
         parts = answer_to(job.task) if self.parts is None else self.parts
         numbers = range(job.first_index, job.first_index + inputs_of(job.task))
         done = Done(
-            Usage(TOKENS_OF_AN_INPUT * len(numbers)), tuple(number for number in self.truncated if number in numbers)
+            Usage(TOKENS_OF_AN_INPUT * len(numbers)),
+            tuple(number for number in self.truncated if number in numbers),
+            self.space,
         )
         events = [*parts, done] if self.failure is None else [self.failure]
         replies = [Reply(job_id, 1, seq, event) for seq, event in enumerate(events)]
