@@ -54,6 +54,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     width: int | None = None
     tokens_max: int | None = None
     pooling: str = ""
+    runtime: Literal["transformers", "spacy"] = "transformers"
     outputs: Annotated[tuple[Output, ...], Meta(min_length=1)] = (
         "dense",
     )  # of a model that embeds; the first by default

@@ -118,5 +118,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nats: NatsSettings = NatsSettings()
     queue: QueueSettings = QueueSettings()
     worker: WorkerSettings = WorkerSettings()
-    models: tuple[ModelSettings, ...] = (ModelSettings(name="sentence-transformers/all-MiniLM-L6-v2"),)
+    # Both come as packages: the first embeds and reranks, the second finds named entities.
+    models: tuple[ModelSettings, ...] = (
+        ModelSettings(name="sentence-transformers/all-MiniLM-L6-v2"),
+        ModelSettings(name="spacy/en_core_web_sm"),
+    )
     aliases: tuple[AliasSettings, ...] = ()

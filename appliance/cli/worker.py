@@ -25,9 +25,12 @@ from appliance.workers.engine_process import (
     host_command,
 )
 from appliance.workers.node import Node, ServedModel
+from appliance.workers.raw_texts import RawTexts
 from appliance.workers.store import CACHE_FOLDER, KEPT_FOLDER, verified_folder
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace
+
+RAW_TOKENS_MAX = 16_384  # of a text that a spaCy model reads, where its facts say nothing: 65,536 characters
 
 
 @click.command("worker")
@@ -97,6 +100,9 @@ def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware
     """Find the model's preset and files, and verify them. Blocks; a hub model is downloaded on its first start."""
     preset = load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
+    if preset.facts.runtime == "spacy":
+        texts = RawTexts(preset.facts.tokens_max or RAW_TOKENS_MAX)
+        return ServedModel(preset, folder, texts, VectorSpace(model.name))
     kept = Path(settings.state_dir, KEPT_FOLDER).absolute()
     try:
         space = VectorSpace.of(preset.facts, folder, is_own_folder=bool(model.folder))

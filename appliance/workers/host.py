@@ -75,9 +75,9 @@ def serve(connection: socket.socket, engine: Engine) -> int:
 def _encoder() -> Engine:
     # Offline before the hub library is imported: a model is a verified local folder, never a download.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from appliance.workers.engines.encoder import EncoderEngine  # noqa: PLC0415  # takes seconds: it imports torch
+    from appliance.workers.engines.by_task import EngineByTask  # noqa: PLC0415  # each engine imports its own runtime
 
-    return EncoderEngine()
+    return EngineByTask()
 
 
 def _fake() -> Engine:

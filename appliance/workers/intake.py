@@ -18,8 +18,7 @@ from appliance.jobs import Job, decode_job
 from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
-from appliance.workers.read_job import Reading
-from appliance.workers.reading import Reader
+from appliance.workers.read_job import JobReader, Reading
 from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64
@@ -36,7 +35,7 @@ class Intake:
         self,
         ledger: Ledger,
         *,
-        readers: Mapping[str, Reader],
+        readers: Mapping[str, JobReader],
         deliveries_max: int,
         on_read: Callable[[OpenJob, Reading], bool],
         on_round: Callable[[], None],

@@ -31,7 +31,9 @@ from appliance.workers.exchange import Exchange
 from appliance.workers.intake import Intake
 from appliance.workers.ledger import Ledger
 from appliance.workers.open_job import Item, OpenJob
-from appliance.workers.read_job import Reading
+from appliance.workers.parse_reading import ParseReader
+from appliance.workers.raw_texts import RawTexts
+from appliance.workers.read_job import JobReader, Reading
 from appliance.workers.reading import Reader, engine_task
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace
@@ -48,7 +50,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
     preset: Preset
     folder: Path
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | RawTexts
     space: VectorSpace
     cache: str = ""  # where engines may keep what they can compute again; "": nowhere
 
@@ -224,8 +226,10 @@ class Node:
         except msgspec.DecodeError as error:
             _log.warning("a cancellation cannot be read: %s", error)
 
-    def _reader(self, name: str, card: Loaded) -> Reader:
+    def _reader(self, name: str, card: Loaded) -> JobReader:
         model = self._models[name]
+        if isinstance(model.tokenizer, RawTexts):
+            return ParseReader(model.tokenizer, model.preset.facts, card)
         return Reader(model.tokenizer, model.preset.facts, card, model.space)
 
     def _served(self, place: Place) -> dict[str, Served]:
@@ -251,7 +255,8 @@ class Node:
     async def _calibrate(self) -> None:
         """Measure the models whose costs no preset tells, for at most `calibration_s` each, before anything waits."""
         for name, model in self._models.items():
-            if model.preset.tuning.cost is None and self._worker.calibration_s:
+            is_unknown = model.preset.tuning.cost is None
+            if is_unknown and self._worker.calibration_s and isinstance(model.tokenizer, Tokenizer):
                 await calibration.calibrate(
                     name,
                     self._costs[name],

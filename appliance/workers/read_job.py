@@ -1,13 +1,16 @@
 """A job, read: what a device has to compute for it, and how its answer is made of that."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from appliance.jobs import Part, Rows
-from appliance.workers.tokens import Tokens
+from appliance.errors import InvalidRequest
+from appliance.jobs import Classify, Extract, Job, Part, Rows
+from appliance.tables import shown
+from appliance.workers.tokens import Cut, Tokens
 
 FLOAT_BYTES = 4
 QUERY = -1  # in `Reading.owners`
@@ -25,6 +28,30 @@ class Reading(msgspec.Struct, frozen=True):
     owners: tuple[int, ...] = ()  # the task's input or document each item is of, or `QUERY`; (): one each, in order
     input_tokens: int | None = None  # for the usage, where not the tokens of all items
     space: str = ""  # see `jobs.Done`
+
+
+class JobReader(Protocol):
+    """How one model reads jobs. Thread-safe."""
+
+    def read(self, job: Job) -> Reading:
+        """Blocks. Raises InvalidRequest or TooLong, naming the field."""
+
+
+def check_labels(labels: Sequence[str], *, known: Sequence[str]) -> None:
+    """Raises InvalidRequest: a label that a model never gives would look like a text without any."""
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise InvalidRequest(
+            f"'labels' has {shown(unknown[0])}, which the model does not find; it finds {', '.join(known)}",
+            param="labels",
+        )
+
+
+def cut_of(task: Classify | Extract) -> Cut:
+    """What becomes of a long input. Raises InvalidRequest for what only vectors have."""
+    if task.truncation == "chunk_mean":
+        raise InvalidRequest("only vectors have a mean; cut longer inputs, or refuse them", param="truncate")
+    return task.truncation
 
 
 def rows(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:

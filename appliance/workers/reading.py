@@ -1,7 +1,7 @@
 """What a task asks of a model: its inputs as tokens, and how the model's numbers become the parts of an answer.
 
-An engine knows three things only: vectors of texts ("embed"), logits of texts or pairs ("score"), logits of tokens
-("tag"). What a rerank or an extraction is, is known here.
+An engine knows few things: vectors of texts ("embed"), logits of texts or pairs ("score"), logits of tokens ("tag"),
+spans of raw texts ("parse": see parse_reading.py). What a rerank or an extraction is, is known here.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,11 @@ from appliance.jobs import (
     Tokenized,
 )
 from appliance.presets import Facts
-from appliance.tables import shown
 from appliance.workers import outcomes
 from appliance.workers.embedding_reading import EmbeddingReader
-from appliance.workers.read_job import Reading, matrix
+from appliance.workers.read_job import Reading, check_labels, cut_of, matrix
 from appliance.workers.rerank_reading import rerank_reader
 from appliance.workers.tokenize import Tokenizer
-from appliance.workers.tokens import Cut
 from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Loaded
 
@@ -85,7 +83,7 @@ class Reader:
             raise InvalidRequest(f"{self.facts.name} serves {served}, not {kind}; choose another model", param="model")
 
     def _classify(self, task: Classify, *, first_index: int) -> Reading:
-        inputs = self.tokenizer.encode(task.inputs, truncation=_cut(task), first_index=first_index)
+        inputs = self.tokenizer.encode(task.inputs, truncation=cut_of(task), first_index=first_index)
         activation: outcomes.Activation = "sigmoid" if self.card.activation == "sigmoid" else "softmax"
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
@@ -95,8 +93,8 @@ class Reader:
         return Reading(inputs, answer)
 
     def _extract(self, task: Extract, *, first_index: int) -> Reading:
-        _check_labels(task.labels, known=outcomes.kinds(self.card.labels))
-        marked = self.tokenizer.encode_marked(task.inputs, truncation=_cut(task), first_index=first_index)
+        check_labels(task.labels, known=outcomes.kinds(self.card.labels))
+        marked = self.tokenizer.encode_marked(task.inputs, truncation=cut_of(task), first_index=first_index)
 
         def answer(buffers: Sequence[memoryview], width: int, bytes_max: int) -> list[Part]:
             found = [
@@ -113,22 +111,6 @@ class Reader:
             return [Spans(tuple(found))]
 
         return Reading([msgspec.structs.replace(text.tokens, rows="per_token") for text in marked], answer)
-
-
-def _check_labels(labels: Sequence[str], *, known: Sequence[str]) -> None:
-    """Raises InvalidRequest: a label that a model never gives would look like a text without any."""
-    unknown = [label for label in labels if label not in known]
-    if unknown:
-        raise InvalidRequest(
-            f"'labels' has {shown(unknown[0])}, which the model does not find; it finds {', '.join(known)}",
-            param="labels",
-        )
-
-
-def _cut(task: Classify | Extract) -> Cut:
-    if task.truncation == "chunk_mean":
-        raise InvalidRequest("only vectors have a mean; cut longer inputs, or refuse them", param="truncate")
-    return task.truncation
 
 
 def _at_once(part: Part) -> Reading:
@@ -148,6 +130,10 @@ def engine_task(facts: Facts) -> str:
             f'rerank_by of {facts.name} is "{facts.rerank_by}", which takes vectors; add "embed" to its tasks, or '
             "leave rerank_by out for a cross-encoder"
         )
+    if facts.runtime == "spacy":
+        if facts.tasks != ("extract",):
+            raise StartupError(f'tasks of {facts.name} are {list(facts.tasks)}; a spaCy model serves ["extract"]')
+        return "parse"
     unknown = [task for task in facts.tasks if task not in ENGINE_TASKS]
     # Likeness is computed of what the engine embeds.
     own = [task for task in facts.tasks if not (task == "rerank" and facts.rerank_by)]

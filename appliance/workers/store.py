@@ -18,6 +18,7 @@ import msgspec
 from appliance.errors import StartupError
 from appliance.presets import Facts, Package
 from appliance.settings import ModelSettings
+from appliance.workers.spacy_files import check_spacy_folder
 from appliance.workers.weights import check_safetensors
 
 CACHE_FOLDER = "models"  # below the state directory: what the hub client downloads
@@ -35,9 +36,17 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
     """The model's folder, ready to load. Blocks on network and disk (hashing). Raises `StartupError`."""
     folder = locate(facts, model, cache_dir=cache_dir)
-    check_folder(folder)
+    check_files(folder, facts)
     verify(folder, facts.sha256)
     return folder
+
+
+def check_files(folder: Path, facts: Facts) -> int:
+    """The bytes of weights in the folder. Raises `StartupError` for what the model's runtime should not meet."""
+    if facts.runtime == "spacy":
+        check_spacy_folder(folder, facts.sha256)
+        return sum((folder / name).stat().st_size for name in facts.sha256)
+    return check_folder(folder)
 
 
 def locate(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
