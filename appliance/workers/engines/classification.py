@@ -40,7 +40,7 @@ def load_classifier(order: Load, dtype: torch.dtype, limits: model_files.TokenLi
     digest = golden.digest_of(folder, purpose=order.task) if cache is not None else ""
     kept = golden.kept(cache, digest) if cache is not None else None
     reference = _asked(folder, limits, digest, order.task) if kept is None else kept
-    runner = _runner(folder, dtype, order, labels=len(card.labels))
+    runner = classifier_runner(folder, dtype, order, labels=len(card.labels))
     rows = runner.run(reference.texts(), reference.second_starts)
     deviation = check_logits(rows, reference.matrix(), dtype=dtype)
     _log.info("%s in %s agrees with its reference: logits stray by %.6f", order.model, order.dtype, deviation)
@@ -73,7 +73,8 @@ def _asked(folder: Path, limits: model_files.TokenLimits, digest: str, task: str
     return golden.Golden.of(digest, texts, reference.run(texts, second_starts), second_starts)
 
 
-def _runner(folder: Path, dtype: torch.dtype, order: Load, *, labels: int) -> Runner:
+def classifier_runner(folder: Path, dtype: torch.dtype, order: Load, *, labels: int) -> Runner:
+    """The model on its device, unchecked: without padding where its family allows it, else through transformers."""
     try:
         return PackedRunner.load(folder, dtype=dtype, device=order.device, task=order.task, labels=labels)
     except Unsupported as exc:

@@ -38,7 +38,7 @@ def load_embedder(order: Load, dtype: torch.dtype, limits: model_files.TokenLimi
     weight_samples = None
     if reference is None:
         reference, weight_samples = _asked(folder, limits, digest, dtype)
-    runner = _runner(folder, dtype, order.device, weight_samples)
+    runner = embedder_runner(folder, dtype, order.device, weight_samples)
     rows, bad = normalize(runner.run(reference.texts()))
     if bad:
         raise ValueError(f"{len(bad)} of {len(rows)} check texts give vectors that are not finite or are zero")
@@ -72,7 +72,9 @@ def _asked(
     return golden.Golden.of(digest, texts, rows), reference.weight_samples(dtype)
 
 
-def _runner(folder: Path, dtype: torch.dtype, device: str, weight_samples: dict[str, list[float]] | None) -> Runner:
+def embedder_runner(
+    folder: Path, dtype: torch.dtype, device: str, weight_samples: dict[str, list[float]] | None = None
+) -> Runner:
     """Without padding where the model's family allows it, else through sentence-transformers.
 
     That one fills weights that the files lack with random numbers, differently at each load: `weight_samples` of

@@ -8,17 +8,21 @@ import gc
 import logging
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from appliance.workers import model_files
 from appliance.workers.engine import DeviceLost, OutOfMemory
-from appliance.workers.engines.classification import load_classifier
-from appliance.workers.engines.embedding import load_embedder
+from appliance.workers.engines.classification import classifier_runner, load_classifier
+from appliance.workers.engines.embedding import embedder_runner, load_embedder
+from appliance.workers.engines.exact import ExactTwin, Texts
 from appliance.workers.engines.label_card import LabelCard
 from appliance.workers.engines.packing import finite, normalize, per_token_of, row_counts, second_starts_of, unpack
 from appliance.workers.engines.runner import Runner
@@ -27,6 +31,8 @@ from appliance.workers.wire import Encode, Encoded, Load, Loaded
 TASKS: Final = ("embed", "score", "tag")
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+Rows = npt.NDArray[np.float32]
+
 _log = logging.getLogger("appliance.engine")
 
 
@@ -34,6 +40,11 @@ class _Resident(NamedTuple):
     runner: Runner
     limits: model_files.TokenLimits
     task: str
+    exact: ExactTwin | None  # of a model in 16 bits
+
+    def checked(self, rows: Rows, counts: Sequence[int]) -> tuple[Rows, tuple[int, ...]]:
+        """As clients may see them, and the positions of texts that have no answer."""
+        return normalize(rows, counts) if self.task == "embed" else finite(rows, counts)
 
 
 class EncoderEngine:
@@ -59,7 +70,10 @@ class EncoderEngine:
                 runner = load_embedder(order, _DTYPES[order.dtype], limits)
             else:
                 runner, card = load_classifier(order, _DTYPES[order.dtype], limits)
-        self._models[order.model] = _Resident(runner, limits, order.task)
+        exact = (
+            None if order.dtype == "float32" else ExactTwin(order.model, partial(_in_float32, order, len(card.labels)))
+        )
+        self._models[order.model] = _Resident(runner, limits, order.task, exact)
         load_s = time.perf_counter() - started_s
         _log.info("loaded %s: %s on %s in %.1f s", order.model, order.dtype, order.device, load_s)
         return Loaded(
@@ -88,15 +102,42 @@ class EncoderEngine:
         started_s = time.perf_counter()
         with _translated():
             rows = runner.run(texts, second_starts, per_token)
-        device_s = time.perf_counter() - started_s
         counts = batch.lengths if resident.task == "tag" else row_counts(batch.lengths, per_token)
-        if resident.task == "embed":
-            rows, bad = normalize(rows, counts)
-        else:
-            rows, bad = finite(rows, counts)
+        rows, bad = resident.checked(rows, counts)
+        if bad and resident.exact is not None:
+            rows, bad = _again(resident, rows, bad, counts, (texts, second_starts, per_token))
+        device_s = time.perf_counter() - started_s
         return Encoded(
             batch.batch, rows.tobytes(), runner.width, bad, device_s, counts if sum(counts) != len(texts) else ()
         )
+
+
+def _again(
+    resident: _Resident,
+    rows: Rows,
+    bad: Sequence[int],
+    counts: Sequence[int],
+    batch: tuple[Texts, Sequence[int], Sequence[int]],
+) -> tuple[Rows, tuple[int, ...]]:
+    """The rows, with what float32 gives for the bad texts, and the texts that are bad in it too."""
+    assert resident.exact is not None, "asked for of a model in float32"
+    texts, second_starts, per_token = batch
+    own_per_token = [place for place, position in enumerate(bad) if position in per_token]
+    with _translated():
+        found = resident.exact.run([texts[at] for at in bad], [second_starts[at] for at in bad], own_per_token)
+    if found is None:
+        return rows, tuple(bad)
+    found, still_bad = resident.checked(found, [counts[position] for position in bad])
+    ends = np.cumsum(counts)
+    rows[np.concatenate([np.arange(ends[at] - counts[at], ends[at]) for at in bad])] = found
+    return rows, tuple(bad[place] for place in still_bad)
+
+
+def _in_float32(order: Load, labels: int) -> Runner:
+    with _translated():
+        if order.task == "embed":
+            return embedder_runner(Path(order.folder), torch.float32, order.device)
+        return classifier_runner(Path(order.folder), torch.float32, order, labels=labels)
 
 
 @contextmanager
