@@ -146,6 +146,10 @@ class Catalog:
         """The served models' own names, each with what it does."""
         return {route.name: route.facts.tasks for route in self._routes.values() if not route.is_alias}
 
+    def outputs(self) -> dict[str, Output]:
+        """The served models that embed, each with what it gives unasked."""
+        return {route.name: route.outputs[0] for route in self._routes.values() if route.outputs and not route.is_alias}
+
     def _listed(self) -> str:
         names = list(self._routes)
         more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""

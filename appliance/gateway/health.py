@@ -16,7 +16,7 @@ from appliance import telemetry
 from appliance.errors import ApplianceError, DeadlinePassed
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.http import Answer, Request
-from appliance.jobs import Classify, Embed, Extract, Job, Rerank, Task
+from appliance.jobs import Classify, Embed, Extract, Job, Output, Rerank, Task
 
 CANARY_DEADLINE_S = 10.0
 CANARIES: dict[str, Task] = {
@@ -34,9 +34,20 @@ _log = logging.getLogger(__name__)
 class Canary:
     """Keeps each model's last proof of life."""
 
-    def __init__(self, dispatcher: Dispatcher, models: Mapping[str, Sequence[str]], *, interval_s: float) -> None:
-        """`models` are the served ones with the tasks of each: the canary is of the first."""
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        models: Mapping[str, Sequence[str]],
+        *,
+        interval_s: float,
+        outputs: Mapping[str, Output] | None = None,
+    ) -> None:
+        """`models` are the served ones with the tasks of each: the canary is of the first.
+
+        `outputs` says what a model that embeds is asked for, where that is no dense vector.
+        """
         self._dispatcher = dispatcher
+        self._outputs = outputs or {}
         self._models = models
         self._interval_s = interval_s
         self._proved_s: dict[str, float] = {}
@@ -60,6 +71,12 @@ class Canary:
         stale = [model for model in self._models if self._proved_s.get(model, oldest_s - 1) < oldest_s]
         return {model: self._faults.get(model, "stale") for model in stale}
 
+    def _task(self, model: str) -> Task:
+        task = CANARIES[self._models[model][0]]
+        if isinstance(task, Embed) and model in self._outputs:
+            return msgspec.structs.replace(task, outputs=(self._outputs[model],))
+        return task
+
     async def _watch(self, model: str) -> None:
         while True:
             is_proved = await self._send(model)
@@ -69,7 +86,7 @@ class Canary:
         job = Job(
             id=f"canary-{secrets.token_hex(8)}",
             model=model,
-            task=CANARIES[self._models[model][0]],
+            task=self._task(model),
             reply_to=self._dispatcher.reply_to,
             deadline_s=time.time() + CANARY_DEADLINE_S,
         )

@@ -37,7 +37,12 @@ async def serve_gateway(
         pending_requests_max=settings.gateway.pending_requests_max,
         pending_bytes_max=settings.gateway.pending_bytes_max,
     )
-    canary = Canary(dispatcher, catalog.tasks(), interval_s=settings.gateway.canary_interval_s)
+    canary = Canary(
+        dispatcher,
+        catalog.tasks(),
+        interval_s=settings.gateway.canary_interval_s,
+        outputs=catalog.outputs(),
+    )
     app = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
     server = _server(app, drain_s=settings.gateway.drain_s)
     _exit_on_signals(server)

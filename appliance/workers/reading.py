@@ -134,6 +134,13 @@ def engine_task(facts: Facts) -> str:
         if facts.tasks != ("extract",):
             raise StartupError(f'tasks of {facts.name} are {list(facts.tasks)}; a spaCy model serves ["extract"]')
         return "parse"
+    if "embed" in facts.tasks and "sparse" in facts.outputs:
+        if facts.tasks != ("embed",) or facts.outputs != ("sparse",):
+            raise StartupError(
+                f'{facts.name} gives sparse vectors, which one engine gives alone; set its tasks to ["embed"] and its '
+                'outputs to ["sparse"]'
+            )
+        return "sparse"
     unknown = [task for task in facts.tasks if task not in ENGINE_TASKS]
     # Likeness is computed of what the engine embeds.
     own = [task for task in facts.tasks if not (task == "rerank" and facts.rerank_by)]

@@ -18,6 +18,7 @@ SHIPPED = shipped_presets_dir()
 MODELS = [
     str(read_toml(path / "model.toml")["name"]) for path in sorted(SHIPPED.iterdir()) if (path / "model.toml").exists()
 ]
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 TUNING = """
 dtype = "float32"
 batch_tokens_max = 64
@@ -126,7 +127,7 @@ def test_a_model_without_a_preset_has_default_facts(mine: Path) -> None:
 
 def test_the_first_directory_that_has_a_file_provides_it(mine: Path) -> None:
     facts = load_facts(ModelSettings(name="org/m"), presets_dirs=[mine, SHIPPED])
-    tuning = load_preset(ModelSettings(name=MODELS[0]), hardware="cpu", presets_dirs=[mine, SHIPPED]).tuning
+    tuning = load_preset(ModelSettings(name=MINILM), hardware="cpu", presets_dirs=[mine, SHIPPED]).tuning
 
     assert facts.width == 4
     assert (tuning.batch_tokens_max, presets_dirs(str(mine))) == (2048, (mine, SHIPPED))

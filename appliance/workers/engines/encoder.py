@@ -26,9 +26,11 @@ from appliance.workers.engines.exact import ExactTwin, Texts
 from appliance.workers.engines.label_card import LabelCard
 from appliance.workers.engines.packing import finite, normalize, per_token_of, row_counts, second_starts_of, unpack
 from appliance.workers.engines.runner import Runner
+from appliance.workers.engines.sparse import load_sparse
+from appliance.workers.engines.sparse_runner import PAIR_NUMBERS, SparseRunner, pairs
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
-TASKS: Final = ("embed", "score", "tag")
+TASKS: Final = ("embed", "score", "tag", "sparse")
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Rows = npt.NDArray[np.float32]
@@ -68,6 +70,8 @@ class EncoderEngine:
             limits = model_files.token_limits(Path(order.folder))
             if order.task == "embed":
                 runner = load_embedder(order, _DTYPES[order.dtype], limits)
+            elif order.task == "sparse":
+                runner = load_sparse(order, _DTYPES[order.dtype], limits)
             else:
                 runner, card = load_classifier(order, _DTYPES[order.dtype], limits)
         exact = (
@@ -78,7 +82,7 @@ class EncoderEngine:
         _log.info("loaded %s: %s on %s in %.1f s", order.model, order.dtype, order.device, load_s)
         return Loaded(
             model=order.model,
-            width=runner.width,
+            width=PAIR_NUMBERS if order.task == "sparse" else runner.width,
             tokens_max=limits.tokens_max,
             dtype=order.dtype,
             weights_bytes=runner.weights_bytes,
@@ -96,7 +100,7 @@ class EncoderEngine:
         runner = resident.runner
         texts = unpack(batch, vocabulary=runner.vocabulary, tokens_max=resident.limits.positions_max)
         second_starts = second_starts_of(batch)
-        if resident.task == "embed" and any(second_starts):
+        if resident.task in {"embed", "sparse"} and any(second_starts):
             raise ValueError("an embedding model takes single texts")
         per_token = per_token_of(batch, is_able=runner.has_token_vectors)
         started_s = time.perf_counter()
@@ -106,10 +110,11 @@ class EncoderEngine:
         rows, bad = resident.checked(rows, counts)
         if bad and resident.exact is not None:
             rows, bad = _again(resident, rows, bad, counts, (texts, second_starts, per_token))
+        if resident.task == "sparse":
+            rows, counts = pairs(rows)
         device_s = time.perf_counter() - started_s
-        return Encoded(
-            batch.batch, rows.tobytes(), runner.width, bad, device_s, counts if sum(counts) != len(texts) else ()
-        )
+        is_plain = all(count == 1 for count in counts)
+        return Encoded(batch.batch, rows.tobytes(), rows.shape[1], bad, device_s, () if is_plain else counts)
 
 
 def _again(
@@ -137,6 +142,8 @@ def _in_float32(order: Load, labels: int) -> Runner:
     with _translated():
         if order.task == "embed":
             return embedder_runner(Path(order.folder), torch.float32, order.device)
+        if order.task == "sparse":
+            return SparseRunner.load(Path(order.folder), dtype=torch.float32, device=order.device)
         return classifier_runner(Path(order.folder), torch.float32, order, labels=labels)
 
 
