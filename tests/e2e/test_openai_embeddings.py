@@ -5,10 +5,12 @@ import base64
 import random
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 import openai
 import pytest
+from bpe_openai import get_encoding
 from openai import AsyncOpenAI, OpenAI
 from sentence_transformers import SentenceTransformer
 
@@ -198,3 +200,26 @@ def test_models_are_listed_and_found_by_name(client: OpenAI) -> None:
     assert client.models.retrieve(ALIAS).id == ALIAS
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody/knows-it")
+
+
+def test_an_answer_of_sixteen_megabytes(running: ApplianceProcess) -> None:
+    texts = ["as many words as make a text of ten or more tokens"] * 400
+    body = {"model": ALIAS, "input": texts, "outputs": ["dense", "multivector"]}
+
+    answer = httpx.post(f"{running.base_url}/embeddings", json=body, timeout=120)
+
+    assert len(answer.content) > 16 * 2**20
+    data = answer.json()["data"]
+    assert len(data) == len(texts)
+    assert np.linalg.norm([row["embedding"] for row in data], axis=1) == pytest.approx(1, abs=1e-5)
+    assert np.linalg.norm(data[-1]["multivector"], axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_token_ids_give_the_vectors_of_their_text(client: OpenAI) -> None:
+    texts = [text for text in ODD_TEXTS if text.isprintable()]
+    ids = [get_encoding("cl100k_base").encode_ordinary(text) for text in texts]
+
+    by_ids = client.embeddings.create(model=ALIAS, input=ids)
+
+    assert np.array([row.embedding for row in by_ids.data]) == pytest.approx(vectors_of(client, texts), abs=1e-6)
+    assert by_ids.usage.prompt_tokens == client.embeddings.create(model=ALIAS, input=texts).usage.prompt_tokens
