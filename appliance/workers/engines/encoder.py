@@ -24,10 +24,17 @@ from appliance.workers.engines.classification import classifier_runner, load_cla
 from appliance.workers.engines.embedding import embedder_runner, load_embedder
 from appliance.workers.engines.exact import ExactTwin, Texts
 from appliance.workers.engines.label_card import LabelCard
-from appliance.workers.engines.packing import finite, normalize, per_token_of, row_counts, second_starts_of, unpack
+from appliance.workers.engines.packing import (
+    PAIR_NUMBERS,
+    finite,
+    normalize,
+    pairs,
+    per_token_of,
+    row_counts,
+    second_starts_of,
+    unpack,
+)
 from appliance.workers.engines.runner import Runner
-from appliance.workers.engines.sparse import load_sparse
-from appliance.workers.engines.sparse_runner import PAIR_NUMBERS, SparseRunner, pairs
 from appliance.workers.wire import Encode, Encoded, Load, Loaded
 
 TASKS: Final = ("embed", "score", "tag", "sparse")
@@ -71,7 +78,7 @@ class EncoderEngine:
             if order.task == "embed":
                 runner = load_embedder(order, _DTYPES[order.dtype], limits)
             elif order.task == "sparse":
-                runner = load_sparse(order, _DTYPES[order.dtype], limits)
+                runner = _sparse(order, _DTYPES[order.dtype], limits)
             else:
                 runner, card = load_classifier(order, _DTYPES[order.dtype], limits)
         exact = (
@@ -138,11 +145,19 @@ def _again(
     return rows, tuple(bad[place] for place in still_bad)
 
 
+def _sparse(order: Load, dtype: torch.dtype, limits: model_files.TokenLimits) -> Runner:
+    from appliance.workers.engines.sparse import load_sparse  # noqa: PLC0415  # imports transformers, which takes seconds
+
+    return load_sparse(order, dtype, limits)
+
+
 def _in_float32(order: Load, labels: int) -> Runner:
     with _translated():
         if order.task == "embed":
             return embedder_runner(Path(order.folder), torch.float32, order.device)
         if order.task == "sparse":
+            from appliance.workers.engines.sparse_runner import SparseRunner  # noqa: PLC0415  # imports transformers
+
             return SparseRunner.load(Path(order.folder), dtype=torch.float32, device=order.device)
         return classifier_runner(Path(order.folder), torch.float32, order, labels=labels)
 

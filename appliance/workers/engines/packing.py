@@ -5,11 +5,14 @@ runtime to find out.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from appliance.workers.wire import Encode
+
+PAIR_NUMBERS: Final = 2  # an id of the vocabulary and its weight
 
 
 def unpack(batch: Encode, *, vocabulary: int, tokens_max: int) -> list[npt.NDArray[np.int32]]:
@@ -80,6 +83,17 @@ def normalize(
     unit = np.zeros(rows.shape, dtype="<f4")
     unit[good] = exact[good] / lengths[good, None]
     return _blanked(unit, good, counts or (1,) * len(rows))
+
+
+def pairs(rows: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
+    """[texts, vocabulary] → rows of (id, weight) of what is not zero, ids ascending, and how many each text has.
+
+    float32 holds ids up to 16 million exactly.
+    """
+    texts, ids = np.nonzero(rows)
+    found = np.stack((ids.astype(np.float32), rows[texts, ids]), axis=1)
+    counts = np.bincount(texts, minlength=len(rows))
+    return found, tuple(int(count) for count in counts)
 
 
 def _blanked(

@@ -18,7 +18,6 @@ from transformers.utils import logging as transformers_logging
 from appliance.workers import model_files
 from appliance.workers.engines.padding import padding_tokens_max, sub_batches
 
-PAIR_NUMBERS: Final = 2  # an id and its weight
 _TOKENS_MAX: Final = 1024  # of one pass, padding included: each token has a logit for every id of the vocabulary
 
 
@@ -92,14 +91,3 @@ class SparseRunner:
         weights = torch.log1p(torch.relu(logits.float())).masked_fill_(seen[..., None] == 0, 0.0)
         found: npt.NDArray[np.float32] = weights.amax(dim=1).cpu().numpy()
         return found
-
-
-def pairs(rows: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
-    """[texts, vocabulary] → rows of (id, weight) of what is not zero, ids ascending, and how many each text has.
-
-    float32 holds ids up to 16 million exactly.
-    """
-    texts, ids = np.nonzero(rows)
-    found = np.stack((ids.astype(np.float32), rows[texts, ids]), axis=1)
-    counts = np.bincount(texts, minlength=len(rows))
-    return found, tuple(int(count) for count in counts)
