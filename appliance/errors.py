@@ -8,6 +8,7 @@
     │   └── FingerprintMismatch       the vectors are of another space than the client expects
     ├── Unauthorized 401
     ├── ModelNotFound 404, UnknownPath 404, MethodNotAllowed 405, RequestTooSlow 408, BodyTooLarge 413
+    ├── RateLimited 429               retryable, with the seconds until the key may go on
     ├── Overloaded 503                retryable, with a hint of when
     │   ├── QueueUnavailable          NATS is away
     │   └── ModelLoading              the model is not resident yet
@@ -146,6 +147,14 @@ class Undeliverable(InternalError):
     """Every delivery of the job failed; it lies in the dead-letter stream with this reason."""
 
     code = "undeliverable"
+
+
+class RateLimited(ApplianceError):
+    """The key has sent more requests than it may."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    is_retryable = True
 
 
 class Overloaded(ApplianceError):

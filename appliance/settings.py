@@ -28,6 +28,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port = 8080
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
     api_keys: tuple[str, ...] = ()  # in the environment: comma-separated
+    key_requests_per_minute: Annotated[int, Meta(ge=0, le=10_000_000)] = 0  # of inference by one key; 0: any number
     body_bytes_max: Annotated[int, Meta(ge=1024, le=256 * 1024 * 1024)] = 20 * 1024 * 1024
     request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     pending_requests_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096

@@ -154,13 +154,14 @@ class Gateway:
         aliases: tuple[AliasSettings, ...] = (),
         chunk_inputs_max: int = 3,
         models: tuple[Facts, ...] = MODELS,
+        limits: GatewaySettings | None = None,
     ) -> None:
         dispatcher = Dispatcher(pending_requests_max=100, pending_bytes_max=100_000_000)
         self.queue = AnsweringQueue(dispatcher)
         dispatcher.attach(self.queue)
         catalog = Catalog.of(models, aliases)
         settings = Settings(
-            gateway=GatewaySettings(api_keys=keys), queue=QueueSettings(chunk_inputs_max=chunk_inputs_max)
+            gateway=limits or GatewaySettings(api_keys=keys), queue=QueueSettings(chunk_inputs_max=chunk_inputs_max)
         )
         self.canary = Canary(dispatcher, catalog.tasks(), interval_s=3600.0)  # a proof lasts for the whole test
         self.app: ASGIApp = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=self.canary)

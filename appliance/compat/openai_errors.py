@@ -37,4 +37,6 @@ def headers(error: ApplianceError) -> list[tuple[bytes, bytes]]:
 def _type(error: ApplianceError) -> str:
     if isinstance(error, Unauthorized) or error.status in {400, 404, 405, 408, 413}:
         return "invalid_request_error"
+    if error.status == 429:
+        return "rate_limit_error"
     return "overloaded_error" if error.is_retryable else "server_error"

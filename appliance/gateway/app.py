@@ -17,10 +17,11 @@ from appliance.gateway.endpoints import as_response, internal_error
 from appliance.gateway.front import Front, Keys
 from appliance.gateway.health import Canary
 from appliance.gateway.http import BodyBudget, Headers, answer_of
+from appliance.gateway.key_rates import KeyRates
 from appliance.gateway.operation import handlers
 from appliance.gateway.paths import base_url_hint
 from appliance.gateway.surface import operations
-from appliance.settings import Settings
+from appliance.settings import GatewaySettings, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,15 @@ def build_app(settings: Settings, *, catalog: Catalog, dispatcher: Dispatcher, c
         BodyBudget(settings.gateway.pending_bytes_max),
         open_paths=frozenset(path for operation in surface if operation.is_open for path in operation.paths),
         direct={path: each.fn for each in routed if isinstance(each, ASGIRouteHandler) for path in each.paths},
+        rates=_rates(settings.gateway),
     )
+
+
+def _rates(gateway: GatewaySettings) -> KeyRates | None:
+    """This process' share: the kernel spreads connections over the gateways of a machine."""
+    if not gateway.key_requests_per_minute:
+        return None
+    return KeyRates(keys=len(gateway.api_keys), requests_per_minute=gateway.key_requests_per_minute / gateway.processes)
 
 
 def _http_fault(request: LitestarRequest[object, object, State], fault: HTTPException) -> Response[bytes]:

@@ -17,6 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from appliance import telemetry
 from appliance.errors import ApplianceError, Unauthorized
 from appliance.gateway.http import BODIES, BodyBudget, answer_of, header
+from appliance.gateway.key_rates import KeyRates
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -27,15 +28,19 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def check(self, authorization: bytes | None, api_key: bytes | None = None) -> None:
-        """Raises Unauthorized unless no keys are set or a header carries one of them: `Authorization`, or Azure's."""
+    def check(self, authorization: bytes | None, api_key: bytes | None = None) -> int:
+        """The number of the key that a header carries, `Authorization` or Azure's; 0 if no keys are set.
+
+        Raises Unauthorized for none of them.
+        """
         if not self._digests:
-            return
+            return 0
         key = api_key if api_key is not None and authorization is None else _bearer(authorization)
         digest = hashlib.sha256(key.strip()).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise Unauthorized("incorrect API key; check the key, or the server's APPLIANCE_API_KEY")
+        return matches.index(True)
 
 
 def _bearer(authorization: bytes | None) -> bytes:
@@ -58,8 +63,9 @@ class Front:
         *,
         open_paths: Collection[str],
         direct: Mapping[str, ASGIApp],
+        rates: KeyRates | None = None,
     ) -> None:
-        """`open_paths` are served without a key.
+        """`open_paths` are served without a key. `rates` are those of inference, which is what is posted.
 
         `direct` paths go straight to their handler: routing would cost such a request a sixth of its CPU.
         """
@@ -67,6 +73,7 @@ class Front:
         self._open_paths = open_paths
         self._direct = direct
         self._keys = keys
+        self._rates = rates
         self._bodies = bodies
         self._id_prefix = secrets.token_hex(10).encode()  # of this process: no other gateway makes the same ids
         self._count = itertools.count()
@@ -99,7 +106,9 @@ class Front:
 
         try:
             if scope["path"] not in self._open_paths:
-                self._keys.check(header(scope, b"authorization"), header(scope, b"api-key"))
+                key = self._keys.check(header(scope, b"authorization"), header(scope, b"api-key"))
+                if self._rates is not None and scope["method"] == "POST":
+                    self._rates.take(key, now_s=started_s)
             app = self._direct.get(scope["path"], self._app)
             await app(scope, receive, send_with_id)
         except ApplianceError as error:

@@ -41,16 +41,18 @@ FAULTS: dict[int, str] = {
     408: "The request did not arrive in time",
     413: "The body, or one input, is too large",
     500: "An error of the server",
+    429: "The key has sent more requests than it may; try again when `retry-after` says",
     503: "Too busy, or the model is not ready; try again when `retry-after` says",
     504: "The deadline passed before the work was done",
 }
 FAULT_HEADERS: dict[int, tuple[str, ...]] = {
     401: ("www-authenticate",),
     405: ("allow",),
+    429: ("retry-after", "retry-after-ms"),
     503: ("retry-after", "retry-after-ms"),
 }
 _OF_ALL = (405, 500)
-_OF_BODIES = (400, 404, 408, 413, 503, 504)
+_OF_BODIES = (400, 404, 408, 413, 429, 503, 504)
 
 
 class OpenAIFault(msgspec.Struct, frozen=True):

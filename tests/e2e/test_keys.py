@@ -57,3 +57,31 @@ def test_the_keys_are_shown_nowhere(guarded: ApplianceProcess) -> None:
         assert key not in guarded.output
         for process in guarded.family():
             assert key not in " ".join(process.cmdline())
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApplianceProcess]:
+    """Each key may send 60 requests a minute: one a second, when the first sixty are spent."""
+    folder = tmp_path_factory.mktemp("limited")
+    config = fake_config(folder / "model", alias=ALIAS)
+    environ = {"APPLIANCE_API_KEY": ",".join(KEYS), "APPLIANCE_GATEWAY_KEY_REQUESTS_PER_MINUTE": "60"}
+    with ApplianceProcess(folder, environ=environ, config=config) as appliance:
+        appliance.wait_for_line("ready:")
+        yield appliance
+
+
+def spend(client: OpenAI, requests: int) -> None:
+    for _ in range(requests):
+        client.embeddings.create(model=ALIAS, input="x")
+
+
+def test_a_client_over_its_keys_limit_waits_as_told_and_others_do_not(limited: ApplianceProcess) -> None:
+    with OpenAI(base_url=limited.base_url, api_key=KEYS[0], max_retries=0) as hasty:
+        with pytest.raises(openai.RateLimitError) as caught:
+            spend(hasty, 200)
+        assert caught.value.code == "rate_limit_exceeded"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+        # The official client obeys the header, and its retry is served.
+        assert hasty.with_options(max_retries=5).embeddings.create(model=ALIAS, input="x").data
+    with OpenAI(base_url=limited.base_url, api_key=KEYS[1], max_retries=0) as other:
+        assert other.embeddings.create(model=ALIAS, input="x").data

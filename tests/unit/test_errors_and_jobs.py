@@ -74,7 +74,7 @@ def test_an_error_comes_back_as_its_own_class(kind: type[ApplianceError]) -> Non
 @pytest.mark.parametrize("kind", TREE)
 def test_a_class_says_what_http_needs(kind: type[ApplianceError]) -> None:
     assert 400 <= kind.status < 600
-    assert kind.is_retryable == (kind.status == 503)
+    assert kind.is_retryable == (kind.status in {429, 503})
 
 
 def test_a_code_of_a_newer_peer_is_our_fault() -> None:
