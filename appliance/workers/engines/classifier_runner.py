@@ -10,17 +10,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
 from appliance.workers import model_files
 from appliance.workers.engines.padding import padding_tokens_max, sub_batches
+from appliance.workers.engines.transformers_model import load_model
 
 _AUTO: Final = {"score": AutoModelForSequenceClassification, "tag": AutoModelForTokenClassification}
 
@@ -43,23 +42,9 @@ class ClassifierRunner:
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: str, task: str) -> "ClassifierRunner":
         """Load from a local folder that `check_folder` let pass, running none of its code; else ValueError."""
-        transformers_logging.disable_progress_bar()
         inner = model_files.transformer_folder(folder)
-        try:
-            model, info = _AUTO[task].from_pretrained(
-                str(inner),
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, ImportError, KeyError, RuntimeError, SafetensorError) as exc:
-            raise ValueError(f"the model's files cannot be loaded: {exc}") from exc
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise ValueError(f"the model's files lack {len(missing)} weights, {missing[0]} among them")
-        return cls(model.to(device).eval(), inner, task=task)
+        model = load_model(_AUTO[task], inner, dtype=dtype, device=device)
+        return cls(model, inner, task=task)
 
     def tokenize(self, text: str, second: str | None, *, tokens_max: int) -> tuple[npt.NDArray[np.int32], int]:
         """The ids of a text or pair, for the check at load, and where token type 1 begins, 0 for nowhere."""

@@ -11,12 +11,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from appliance.workers import model_files
 from appliance.workers.engines.padding import padding_tokens_max, sub_batches
+from appliance.workers.engines.transformers_model import load_model
 
 _TOKENS_MAX: Final = 1024  # of one pass, padding included: each token has a logit for every id of the vocabulary
 
@@ -37,23 +36,9 @@ class SparseRunner:
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: str) -> "SparseRunner":
         """Load from a local folder that `check_folder` let pass, running none of its code; else ValueError."""
-        transformers_logging.disable_progress_bar()
         inner = model_files.transformer_folder(folder)
-        try:
-            model, info = AutoModelForMaskedLM.from_pretrained(
-                str(inner),
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, ImportError, KeyError, RuntimeError, SafetensorError) as exc:
-            raise ValueError(f"the model's files cannot be loaded: {exc}") from exc
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise ValueError(f"the model's files lack {len(missing)} weights, {missing[0]} among them")
-        return cls(model.to(device).eval(), inner)
+        model = load_model(AutoModelForMaskedLM, inner, dtype=dtype, device=device)
+        return cls(model, inner)
 
     def tokenize(self, text: str, *, tokens_max: int) -> npt.NDArray[np.int32]:
         """The ids of a text, for the check at load."""
