@@ -105,7 +105,7 @@ class VoyageDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RerankUsage(msgspec.Struct, frozen=True):
-    """Jina's and Voyage's: the tokens that were computed, the query's again for every document."""
+    """Jina's and Voyage's: the tokens that were computed, the query's as often as the model read it."""
 
     total_tokens: int
     prompt_tokens: int

@@ -1,7 +1,7 @@
 """What ranks better with an embedding model: similarity of its vectors, or MaxSim over the vectors of its tokens.
 
     pip install --no-deps chatterbot-corpus==1.3.3 gensim
-    python -m tests.bench.rerank_quality [--model FOLDER]
+    python -m tests.bench.rerank_quality [--model FOLDER] [--json FILE]
 
 Of gensim nothing is imported: its test data hold the Lee corpus. Two small public sets:
 
@@ -15,11 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import yaml
 
+from appliance.bench.machine import this_machine
 from appliance.workers.likeness import maxsim
+from tests.bench.harness import Findings, Row
 from tests.fake_model import packaged_minilm
 
 Scores = npt.NDArray[np.float64]  # [queries, documents]
@@ -37,17 +40,30 @@ class Text(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(packaged_minilm()))
-    read = reader(parser.parse_args().model)
+    parser.add_argument("--json", type=Path, help="write the findings here")
+    found = parser.parse_args()
+    read = reader(found.model)
     questions, answers, right = trivia()
     asked, known = read(questions), read(answers)
     articles, human = lee()
     told = read(articles)
+    rows: list[Row] = []
     print(f"{'':34}{'recall@1':>10}{'MRR':>8}{f'nDCG@{DEPTH}':>10}{'Lee Spearman':>14}")
     for mode in MODES:
         places = _places(scores(asked, known, mode), right)
         gains = np.where(places <= DEPTH, 1 / np.log2(places + 1), 0.0)
+        first, mean_place, gain = float(np.mean(places == 1)), float(np.mean(1 / places)), float(np.mean(gains))
         agreement = _spearman(scores(told, told, mode), human)
-        print(f"{mode:34}{np.mean(places == 1):10.3f}{np.mean(1 / places):8.3f}{np.mean(gains):10.3f}{agreement:14.3f}")
+        print(f"{mode:34}{first:10.3f}{mean_place:8.3f}{gain:10.3f}{agreement:14.3f}")
+        rows += [
+            Row(f"{mode}: trivia recall@1", first),
+            Row(f"{mode}: trivia MRR", mean_place),
+            Row(f"{mode}: trivia nDCG@{DEPTH}", gain),
+            Row(f"{mode}: Lee Spearman", agreement),
+        ]
+    if found.json:
+        findings = Findings("rerank_quality", this_machine(), {"model": str(found.model)}, rows)
+        found.json.write_bytes(msgspec.json.format(msgspec.json.encode(findings)) + b"\n")
 
 
 def scores(queries: Sequence[Text], documents: Sequence[Text], mode: str) -> Scores:
