@@ -22,10 +22,28 @@ if TYPE_CHECKING:
 
 ARRAY_IDS_MAX: Final = 8192
 REQUEST_IDS_MAX: Final = 300_000
-_DEFAULT: Final = "cl100k_base"
-_SERVED: Final = (_DEFAULT, "o200k_base")
-# Newer than the package's own table of names.
-_O200K: Final = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|o[134])(?![0-9a-z])")
+# Which encoding clients take for a name: tiktoken's table, to the letter, as ids read with another are another text.
+# bpe-openai's own table reads names in any case, and knows models that tiktoken does not.
+_O200K: Final = frozenset({"gpt-4.1", "gpt-4o", "o1", "o3", "o4-mini"})
+_O200K_PREFIXES: Final = (
+    "chatgpt-4o-",
+    "ft:gpt-4o",
+    "gpt-4.1-",
+    "gpt-4.5-",
+    "gpt-4o-",
+    "gpt-5",
+    "gpt-oss-",  # o200k_harmony: the same ids for text
+    "o1-",
+    "o3-",
+    "o4-mini-",
+)
+# The models before 2023. Their ids would be other texts in cl100k.
+_OLD: Final = re.compile(
+    r"gpt-?2|(davinci|cushman)-codex|code-(davinci|cushman)-00[12]|(text|code)-davinci-edit-001"
+    r"|davinci|curie|babbage|ada|text-davinci-00[123]|text-(curie|babbage|ada)-001"
+    r"|text-(similarity-(davinci|curie|babbage|ada)|search-(davinci|curie|babbage|ada)-doc)-001"
+    r"|code-search-(babbage|ada)-code-001"
+)
 _NATIVE_ID_MAX: Final = 2**31 - 1
 
 
@@ -60,14 +78,18 @@ def texts(ids: Sequence[Sequence[int]], *, model: str) -> tuple[str, ...]:
     Raises InvalidRequest, naming the array, for ids that the encoding does not have, and UnsupportedParameter for the
     encodings of models before 2023.
     """
-    name = _encoding_name(model)
-    if name not in _SERVED:
+    encoding = _encoding(encoding_name(model))
+    return tuple(_text(array, index, encoding) for index, array in enumerate(ids))
+
+
+def encoding_name(model: str) -> str:
+    """The encoding that clients use for a model of this name. Raises UnsupportedParameter for one that is not served."""
+    if _OLD.fullmatch(model):
         raise UnsupportedParameter(
-            f"'input' holds token ids of {name}, the encoding of the model's name, which are not served; send texts",
+            f"'input' holds token ids of the encoding that '{model}' had before 2023, which is not served; send texts",
             param="input",
         )
-    encoding = _encoding(name)
-    return tuple(_text(array, index, encoding) for index, array in enumerate(ids))
+    return "o200k_base" if model in _O200K or model.startswith(_O200K_PREFIXES) else "cl100k_base"
 
 
 def packed(ids: Sequence[Sequence[int]]) -> tuple[bytes, ...]:
@@ -95,18 +117,7 @@ def _unknown(index: int, reason: str) -> InvalidRequest:
     return InvalidRequest(f"'input[{index}]' holds numbers that are no token ids: {reason}", param=f"input[{index}]")
 
 
-def _encoding_name(model: str) -> str:
-    if _O200K.match(model):
-        return "o200k_base"
-    from bpe_openai import encoding_name_for_model  # noqa: PLC0415  # takes a second
-
-    try:
-        return str(encoding_name_for_model(model))
-    except KeyError:
-        return _DEFAULT
-
-
-@lru_cache(maxsize=len(_SERVED))
+@lru_cache(maxsize=2)
 def _encoding(name: str) -> "Encoding":
     from bpe_openai import get_encoding  # noqa: PLC0415  # takes a second
 

