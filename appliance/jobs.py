@@ -69,8 +69,58 @@ class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
     ids: tuple[int, ...]
 
 
-# Generate and Parked join this union with the endpoints that need them.
-Task = Embed | Rerank | Classify | Extract | Tokenize | Detokenize
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen; in OpenAI's words and ranges, with vLLM's and SGLang's names for what it lacks."""
+
+    temperature: float = 1.0  # 0: always the most probable token
+    top_p: float = 1.0
+    top_k: int = 0  # 0: of all tokens
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # the same seed, request and model give the same text, whatever runs beside it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # by the served model's own token ids
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
+    """Write one text: the next message of a chat, or what follows a prompt. Each choice of a request is a job."""
+
+    # A JSON array of messages as `/v1/chat/completions` takes them, checked by the gateway and read in the node.
+    messages: bytes = b""
+    prompt: str = ""  # instead: a text to go on with, without a template
+    ids: bytes = b""  # instead: the model's own token ids, int32 little-endian
+    tools: bytes = b""  # a JSON array of `{"type": "function", "function": {…}}`
+    tool_choice: Literal["none", "auto", "required"] = "auto"
+    tool_name: str = ""  # the one function that must be called
+    has_parallel_calls: bool = True  # more than one call in an answer
+    form: Literal["text", "json_object", "json_schema", "regex"] = "text"
+    pattern: bytes = b""  # the JSON schema of "json_schema", the expression of "regex"
+    tokens_max: int | None = None  # of the answer; None: as many as the model's length leaves
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
+    sampling: Sampling = Sampling()
+    top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen tokens only
+    is_streamed: bool = False  # parts come as they are made; otherwise as one, with `Done`
+    echo: bool = False  # a prompt's text comes first
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """One question of a `Decide`. A predicate has no options of its own: it is true or it is not."""
+
+    kind: Literal["predicate", "choice", "score"]
+    instructions: str
+    options: tuple[str, ...] = ()  # of a score: its levels, lowest first
+
+
+class Decide(msgspec.Struct, frozen=True, tag="decide"):
+    """Say how probable each option of each question is, given the messages: one look at the model, no text."""
+
+    messages: bytes  # as in `Generate`
+    questions: tuple[Question, ...]
+
+
+# Parked joins this union with the endpoints that need it.
+Task = Embed | Rerank | Classify | Extract | Tokenize | Detokenize | Generate | Decide
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,6 +144,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Model tokens really computed, special tokens included, truncated ones left out."""
 
     input_tokens: int = 0
+    output_tokens: int = 0  # the token that ends a text included
+    cached_tokens: int = 0  # of the input: not computed again
+    reasoning_tokens: int = 0  # of the output
 
 
 class Rows(msgspec.Struct, frozen=True, tag="rows"):
@@ -165,12 +218,63 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A token and its log-probability. `data` are the bytes it stands for, which may be a part of a character."""
+
+    data: bytes
+    logprob: float
+
+
+class Chosen(msgspec.Struct, frozen=True, array_like=True):
+    """A token of the answer, and the most probable ones at its place, best first."""
+
+    data: bytes
+    logprob: float
+    top: tuple[Candidate, ...] = ()
+
+
+class CallPart(msgspec.Struct, frozen=True, array_like=True):
+    """Of the `index`-th function call of an answer: its name, which comes first and once, then its JSON arguments."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
+    """What comes next of a `Generate`. Text never ends within a character, nor with a part of a stop string."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+    logprobs: tuple[Chosen, ...] = ()
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A streamed job that has begun lives on. One comes a second at least; no part of the answer."""
+
+
+class Weights(msgspec.Struct, frozen=True, tag="weights"):
+    """Of consecutive questions of a `Decide`: the probabilities of the options, float32 little-endian.
+
+    A predicate has one, of its being true; the others one an option, which sum to 1.
+    """
+
+    questions: tuple[bytes, ...]
+
+
+# Why a text ended: by itself or before a stop string, at a limit of tokens, or with function calls.
+Finish = Literal["stop", "length", "tool_calls"]
+
+
 class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     """The job is complete; every part of its answer has been sent."""
 
     usage: Usage = Usage()
     truncated: tuple[int, ...] = ()  # indices (of the client's request) of inputs that were cut
     space: str = ""  # of an `Embed`: what vectors must share to be compared, see `workers/vector_space.py`
+    finish: Finish = "stop"  # of a `Generate`
+    stop: str = ""  # the stop string before which it ended
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
@@ -191,8 +295,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
         return ApplianceError.restore(self.code, self.message, param=self.param, retry_after_s=self.retry_after_s)
 
 
-Part = Rows | TokenRows | SparseRows | Scores | Labels | Spans | Tokenized | Text  # of an answer
-Event = Part | Done | Failed
+# Of an answer.
+Part = Rows | TokenRows | SparseRows | Scores | Labels | Spans | Tokenized | Text | Delta | Weights
+Event = Part | Beat | Done | Failed
 
 
 class Reply(msgspec.Struct, frozen=True):

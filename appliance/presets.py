@@ -25,7 +25,7 @@ from appliance.tables import check_table, read_toml, shown
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]{0,199}")
 
-TaskName = Literal["embed", "rerank", "classify", "extract"]
+TaskName = Literal["embed", "rerank", "classify", "extract", "generate"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

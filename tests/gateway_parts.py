@@ -18,10 +18,12 @@ from appliance.gateway.operation import Operation
 from appliance.gateway.surface import operations
 from appliance.jobs import (
     Classify,
+    Decide,
     Detokenize,
     Done,
     Embed,
     Extract,
+    Generate,
     Failed,
     Job,
     Labels,
@@ -125,6 +127,8 @@ def answer_to(task: Task) -> list[Part]:
             return [Tokenized(tuple(map(ord, text)), tuple(text))]
         case Detokenize(ids=ids):
             return [Text("".join(chr(number % 128) for number in ids))]
+        case Generate() | Decide():
+            raise NotImplementedError
         case _:
             assert_never(task)
 
@@ -138,7 +142,7 @@ def inputs_of(task: Task) -> int:
             return len(documents)
         case Classify(inputs=inputs) | Extract(inputs=inputs):
             return len(inputs)
-        case Tokenize() | Detokenize():
+        case Tokenize() | Detokenize() | Generate() | Decide():
             return 1
         case _:
             assert_never(task)

@@ -15,7 +15,7 @@ from appliance.presets import TaskName
 
 PAGE_SIZE_MAX = 1000  # Cohere's; also ours by default, where Cohere's is 20, as most callers look at one page only
 
-CohereEndpoint = Literal["embed", "rerank", "classify", "extract"]
+CohereEndpoint = Literal["embed", "rerank", "classify", "extract", "chat"]
 
 # A model that gives dense vectors classifies by examples.
 _ENDPOINTS: dict[TaskName, tuple[CohereEndpoint, ...]] = {
@@ -23,6 +23,7 @@ _ENDPOINTS: dict[TaskName, tuple[CohereEndpoint, ...]] = {
     "rerank": ("rerank",),
     "classify": ("classify",),
     "extract": ("extract",),
+    "generate": ("chat",),
 }
 
 

@@ -83,7 +83,7 @@ def texts(ids: Sequence[Sequence[int]], *, model: str) -> tuple[str, ...]:
 
 
 def encoding_name(model: str) -> str:
-    """The encoding that clients use for a model of this name. Raises UnsupportedParameter for one that is not served."""
+    """The encoding that clients use for a model of this name. Raises UnsupportedParameter for an old one."""
     if _OLD.fullmatch(model):
         raise UnsupportedParameter(
             f"'input' holds token ids of the encoding that '{model}' had before 2023, which is not served; send texts",

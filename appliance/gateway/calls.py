@@ -28,6 +28,7 @@ ENDPOINTS: dict[TaskName, str] = {
     "rerank": "/v1/rerank",
     "classify": "/v1/classify",
     "extract": "/v1/extract",
+    "generate": "/v1/chat/completions",
 }
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

@@ -24,6 +24,7 @@ from appliance.errors import (
 from appliance.gateway import shapes
 from appliance.gateway.drain import DrainRate
 from appliance.jobs import (
+    Beat,
     Done,
     Failed,
     Job,
@@ -253,6 +254,8 @@ class Dispatcher(GatewayListener):
                 self._drain.settled(time.monotonic())
                 del self._pending[pending.job.id]  # settled: no node needs to hear that nobody waits for it
                 pending.call.fail(failed.error())
+            case Beat():
+                pass
             case part:
                 pending.parts.append(part)
 

@@ -5,9 +5,12 @@ from typing import assert_never, cast
 
 from appliance.jobs import (
     Classify,
+    Decide,
+    Delta,
     Detokenize,
     Embed,
     Extract,
+    Generate,
     Labels,
     Output,
     Part,
@@ -21,13 +24,14 @@ from appliance.jobs import (
     Tokenize,
     Tokenized,
     TokenRows,
+    Weights,
 )
 
 FLOAT_BYTES = 4
 KINDS: dict[Output, type[Part]] = {"dense": Rows, "multivector": TokenRows, "sparse": SparseRows}
 
 
-def fault(parts: Sequence[Part], *, task: Task) -> str:
+def fault(parts: Sequence[Part], *, task: Task) -> str:  # noqa: PLR0911  # a table
     """What is wrong with the parts of an answer to `task`, or "" when nothing is."""
     match task:
         case Embed() as embed:
@@ -48,6 +52,13 @@ def fault(parts: Sequence[Part], *, task: Task) -> str:
             return "" if len(parts) == 1 and isinstance(parts[0], Tokenized) else "the tokens of the text did not come"
         case Detokenize():
             return "" if len(parts) == 1 and isinstance(parts[0], Text) else "the text of the tokens did not come"
+        case Generate():
+            return "" if all(isinstance(part, Delta) for part in parts) else "the answer is of another kind than a text"
+        case Decide(questions=questions):
+            weights = [part for part in parts if isinstance(part, Weights)]
+            sizes = [len(row) for part in weights for row in part.questions]
+            wanted = [FLOAT_BYTES * max(1, len(question.options)) for question in questions]
+            return _other_kinds(parts, weights) or ("" if sizes == wanted else "questions came back as others")
         case _:
             assert_never(task)
 

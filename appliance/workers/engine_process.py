@@ -265,7 +265,7 @@ class EngineProcess:
             return
         if isinstance(answer, Fault):
             waiting.answer.set_exception(_error(answer))
-        else:
+        elif isinstance(answer, Loaded | Encoded):
             waiting.answer.set_result(answer)
 
     def _watch_next(self) -> None:
@@ -386,7 +386,7 @@ def _answers(answer: FromEngine, order: ToEngine) -> bool:
             return isinstance(answer, Loaded) or (isinstance(answer, Fault) and answer.batch == -1)
         case Encode(batch=batch):
             return isinstance(answer, Encoded | Fault) and answer.batch == batch
-        case Stop():
+        case _:
             return False
 
 

@@ -20,7 +20,7 @@ import msgspec
 from appliance.processes import die_with_parent
 from appliance.workers import wire
 from appliance.workers.engine import DeviceLost, Engine, OutOfMemory
-from appliance.workers.wire import Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
+from appliance.workers.wire import Abort, Begin, Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
 
 EXIT_DONE: Final = 0
 EXIT_MALFORMED_FRAME: Final = 2
@@ -61,6 +61,9 @@ def serve(connection: socket.socket, engine: Engine) -> int:
             return EXIT_MALFORMED_FRAME
         if order is None or isinstance(order, Stop):
             return EXIT_DONE
+        if isinstance(order, Begin | Abort):
+            _log.error("the node asked an engine for texts that writes none")
+            return EXIT_MALFORMED_FRAME
         try:
             answer = _answer(engine, order)
         except DeviceLost:

@@ -13,6 +13,8 @@ from typing import assert_never
 from appliance import telemetry
 from appliance.errors import ApplianceError, BadVector, BodyTooLarge, DeadlinePassed, Undeliverable
 from appliance.jobs import (
+    Beat,
+    Delta,
     Done,
     Event,
     Failed,
@@ -26,6 +28,7 @@ from appliance.jobs import (
     Text,
     Tokenized,
     TokenRows,
+    Weights,
     encode_replies,
 )
 from appliance.queue.base import Delivery, NodeQueue
@@ -38,6 +41,8 @@ REPLIES_BYTES_MAX = 768 * 1024  # of one message; below the 1 MiB that servers t
 REPLY_OVERHEAD_BYTES = 256
 INDEX_BYTES = 5
 SPAN_BYTES = 64
+CALL_BYTES = 16
+CANDIDATE_BYTES = 32  # a token's bytes, as a rule a few, and its number
 
 _log = logging.getLogger(__name__)
 
@@ -260,7 +265,7 @@ def messages(replies: Sequence[Reply], *, bytes_max: int = REPLIES_BYTES_MAX) ->
     return packed
 
 
-def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
+def _size_bytes(event: Event) -> int:  # noqa: PLR0911, PLR0912  # a table
     """What of an event's size is not bounded by `REPLY_OVERHEAD_BYTES`."""
     match event:
         case Rows(data=data) | Scores(data=data):
@@ -281,5 +286,18 @@ def _size_bytes(event: Event) -> int:  # noqa: PLR0911  # a table
             return SPAN_BYTES * sum(map(len, inputs))
         case Failed(message=message):
             return len(message.encode())
+        case Delta() as delta:
+            return delta_bytes(delta)
+        case Weights(questions=questions):
+            return sum(INDEX_BYTES + len(row) for row in questions)
+        case Beat():
+            return 0
         case _:
             assert_never(event)
+
+
+def delta_bytes(delta: Delta) -> int:
+    """About the bytes of a part of a text on its way."""
+    texts = len(delta.text.encode()) + len(delta.reasoning.encode())
+    calls = sum(CALL_BYTES + len(part.name.encode()) + len(part.arguments.encode()) for part in delta.calls)
+    return texts + calls + sum(CANDIDATE_BYTES * (1 + len(chosen.top)) for chosen in delta.logprobs)

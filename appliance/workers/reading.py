@@ -12,9 +12,11 @@ import msgspec
 from appliance.errors import InvalidRequest, StartupError
 from appliance.jobs import (
     Classify,
+    Decide,
     Detokenize,
     Embed,
     Extract,
+    Generate,
     Job,
     Labels,
     Part,
@@ -71,6 +73,8 @@ class Reader:
                 return _at_once(Tokenized(ids, pieces))
             case Detokenize(ids=ids):
                 return _at_once(Text(self.tokenizer.native.text(ids)))
+            case Generate() | Decide():
+                raise InvalidRequest(f"{self.facts.name} writes no text; choose another model", param="model")
             case _:
                 assert_never(job.task)
 

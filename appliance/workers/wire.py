@@ -4,11 +4,17 @@ A frame is a 4-byte big-endian length and that many bytes of msgpack: one tagged
 `Load`, `Encode`, `Stop`; the engine answers each `Load` with `Loaded` or `Fault` and each `Encode` with `Encoded` or
 `Fault`, in order. A node may have several `Encode` frames outstanding: the next waits in the socket while the device
 works. A runtime in any language can join by speaking this.
+
+An engine that generates is another kind of process: after `Load` it takes `Begin` and `Abort` at any time, and sends a
+`Step` after each pass over its running sequences.
 """
 
 import struct
+from typing import Literal
 
 import msgspec
+
+from appliance.jobs import Sampling
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -25,7 +31,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     threads: int  # intra-op threads on a CPU
     cache: str = ""  # a folder of the node's where the engine may keep what it can compute again; "": none
     # "embed": vectors | "score": logits of a text or pair | "tag": logits of each token | "sparse": weights of
-    # vocabulary ids | "parse": spans of raw text
+    # vocabulary ids | "parse": spans of raw text | "generate": texts
     task: str = "embed"
 
 
@@ -41,6 +47,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     labels: tuple[str, ...] = ()  # of "score" and "tag", in the order of the logits
     activation: str = ""  # what makes scores of logits: "sigmoid" | "softmax" | "identity"; "" for "embed"
     has_token_vectors: bool = False  # of "embed": whether `Encode.per_token` may be asked
+    sequences_max: int = 0  # of "generate": how many run at once; more wait in the engine
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -84,12 +91,59 @@ class Fault(msgspec.Struct, frozen=True, tag="fault"):
     message: str
 
 
+class Begin(msgspec.Struct, frozen=True, tag="begin", omit_defaults=True):
+    """Write a text after these tokens, or (with `weighed`) only say how probable some tokens are as the next one.
+
+    The node numbers sequences from 1 and never uses a number twice in one engine's life.
+    """
+
+    sequence: int
+    model: str
+    ids: bytes  # int32 little-endian
+    tokens_max: int  # of the text, 1 at least; with those of `ids` within `Loaded.tokens_max`
+    sampling: Sampling = Sampling()
+    stop_ids: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
+    grammar: str = ""  # of llguidance (JSON); "": anything
+    top_logprobs: int | None = None
+    weighed: tuple[int, ...] = ()
+    adapter: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Nobody wants these sequences any more. Unknown ones are ignored; nothing more is said of them."""
+
+    sequences: tuple[int, ...]
+
+
+class Grown(msgspec.Struct, frozen=True, array_like=True):
+    """What a step added to a sequence. One that has `finish` or `fault` is over, and its place is free."""
+
+    sequence: int
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()  # one of each of `ids`, before temperature, where asked for; of `weighed`: theirs
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
+    # "stop": by a token that ends texts, which is the last of `ids` | "length" | "fault": see `fault`
+    finish: Literal["", "stop", "length", "fault"] = ""
+    fault: str = ""  # why it cannot go on: words for the client, without the engine's insides
+    cached: int = 0  # with the first step: tokens of the prompt that were not computed again
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """What one pass over all running sequences gave. Sent by engines that generate, whenever there is something."""
+
+    grown: tuple[Grown, ...]
+    device_s: float  # of the pass
+    running: int = 0  # sequences in the pass
+    waiting: int = 0  # sequences begun that have no place yet
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish the frame at hand and exit with 0."""
 
 
-ToEngine = Load | Encode | Stop
-FromEngine = Loaded | Encoded | Fault
+ToEngine = Load | Encode | Begin | Abort | Stop
+FromEngine = Loaded | Encoded | Step | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
