@@ -5,7 +5,7 @@ knows and the packed stack does not is `Unsupported`.
 """
 
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -68,23 +68,44 @@ class ModernBert(msgspec.Struct, frozen=True):
     classifier_activation: str = "gelu"
 
 
-class Qwen3(msgspec.Struct, frozen=True):
+class Decoder(msgspec.Struct, frozen=True):
+    """llama, mistral, qwen2, qwen3"""
+
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int
     intermediate_size: int
     hidden_act: str
-    head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
     attention_bias: bool = False
+    mlp_bias: bool = False
     use_sliding_window: bool = False
+    sliding_window: int | None = None
     layer_types: list[str] | None = None
     rope_theta: float | None = None
     rope_scaling: dict[str, object] | None = None
     rope_parameters: dict[str, object] | None = None
+    tie_word_embeddings: bool = False
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """How Llama 3.1 reaches further than it was first trained: rotations too slow for that are slowed by `factor`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+class Rope(NamedTuple):
+    """Rotary positions of a decoder."""
+
+    theta: float
+    stretch: Stretch | None
 
 
 class _Any(msgspec.Struct, frozen=True):
@@ -132,6 +153,24 @@ def theta_of(parameters: dict[str, object] | None, *, scaling: dict[str, object]
             raise Unsupported(f"rotary positions of the kind {kind!r}")
     theta = (parameters or {}).get("rope_theta")
     return float(theta) if isinstance(theta, int | float) else None
+
+
+def rope_of(settings: Decoder) -> Rope:
+    """Raises `Unsupported` for positions of another kind than plain ones and Llama 3.1's."""
+    stated = settings.rope_parameters or {}
+    scaling = settings.rope_scaling or stated
+    stretch = None
+    if scaling.get("rope_type", scaling.get("type")) == "llama3" and "partial_rotary_factor" not in stated:
+        try:
+            stretch = msgspec.convert(scaling, Stretch)
+        except msgspec.ValidationError as exc:
+            raise Unsupported(f"config.json: rope_scaling: {exc}") from exc
+    else:
+        theta_of(settings.rope_parameters, scaling=settings.rope_scaling)
+    theta = stated.get("rope_theta", settings.rope_theta)
+    if not isinstance(theta, int | float):
+        raise Unsupported("config.json states no rope_theta")
+    return Rope(float(theta), stretch)
 
 
 def _decode(folder: Path, kind: type[_T]) -> _T:

@@ -19,15 +19,15 @@ from typing import Final, NamedTuple, TypedDict
 import torch
 
 from appliance.workers.engines.packed import config
+from appliance.workers.engines.packed.decoders import DECODERS
 from appliance.workers.engines.packed.linear import Linear
 from appliance.workers.engines.packed.masks import (
     CPU_KEYS_MULTIPLE,
     BiasMasks,
-    CausalMasks,
     FullMasks,
     WindowMasks,
 )
-from appliance.workers.engines.packed.rotary import Rotary
+from appliance.workers.engines.packed.parts import gated, joined, layer_norm, linear, rotary_of, size_of_head
 from appliance.workers.engines.packed.stack import (
     Embedding,
     GatedMlp,
@@ -35,7 +35,6 @@ from appliance.workers.engines.packed.stack import (
     Mlp,
     PostNormLayer,
     PreNormLayer,
-    RmsNorm,
     SelfAttention,
     Stack,
     View,
@@ -94,7 +93,7 @@ def _bert_stack(settings: config.Bert, weights: Weights, view: View, *, pad_id: 
         weights.take("embeddings.word_embeddings.weight", settings.vocab_size, width),
         (positions + types[0]).to(weights.dtype),
         (types[:2] - types[0]).to(weights.dtype) if len(types) > 1 else None,
-        _layer_norm(weights, "embeddings.LayerNorm", width, settings.layer_norm_eps),
+        layer_norm(weights, "embeddings.LayerNorm", width, settings.layer_norm_eps),
     )
     names = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value"}
     layers = [
@@ -106,12 +105,12 @@ def _bert_stack(settings: config.Bert, weights: Weights, view: View, *, pad_id: 
 
 def _bert_layer(settings: config.Bert, weights: Weights, name: str, names: dict[str, str]) -> PostNormLayer:
     width, inner = settings.hidden_size, settings.intermediate_size
-    head_dim = _head_dim(width, settings.num_attention_heads)
+    head_dim = size_of_head(width, settings.num_attention_heads)
     epsilon = settings.layer_norm_eps
     sizes = [width, width, width]
     attention = SelfAttention(
-        _joined(weights, [f"{name}.{names[part]}" for part in "qkv"], sizes, width, has_bias=True),
-        _linear(weights, f"{name}.{names['out']}", width, width),
+        joined(weights, [f"{name}.{names[part]}" for part in "qkv"], sizes, width, has_bias=True),
+        linear(weights, f"{name}.{names['out']}", width, width),
         settings.num_attention_heads,
         settings.num_attention_heads,
         head_dim,
@@ -119,12 +118,12 @@ def _bert_layer(settings: config.Bert, weights: Weights, name: str, names: dict[
     norm = names.get("norm", "attention.output.LayerNorm")
     return PostNormLayer(
         attention,
-        _layer_norm(weights, f"{name}.{norm}", width, epsilon),
+        layer_norm(weights, f"{name}.{norm}", width, epsilon),
         Mlp(
-            _linear(weights, f"{name}.intermediate.dense", inner, width, activation=settings.hidden_act),
-            _linear(weights, f"{name}.output.dense", width, inner),
+            linear(weights, f"{name}.intermediate.dense", inner, width, activation=settings.hidden_act),
+            linear(weights, f"{name}.output.dense", width, inner),
         ),
-        _layer_norm(weights, f"{name}.output.LayerNorm", width, epsilon),
+        layer_norm(weights, f"{name}.output.LayerNorm", width, epsilon),
     )
 
 
@@ -140,7 +139,7 @@ def _mpnet(folder: Path, weights: Weights) -> Stack:
         weights.take("embeddings.word_embeddings.weight", settings.vocab_size, width),
         weights.take("embeddings.position_embeddings.weight", settings.max_position_embeddings, width),
         None,
-        _layer_norm(weights, "embeddings.LayerNorm", width, settings.layer_norm_eps),
+        layer_norm(weights, "embeddings.LayerNorm", width, settings.layer_norm_eps),
     )
     names = {part: f"attention.attn.{part}" for part in "qkv"}
     names |= {"out": "attention.attn.o", "norm": "attention.LayerNorm"}
@@ -164,7 +163,7 @@ def _mpnet_bucket(distance: torch.Tensor) -> torch.Tensor:
 def _nomic_bert(folder: Path, weights: Weights) -> Stack:
     settings = config.read(folder, config.NomicBert)
     width, inner, heads = settings.hidden_size, settings.intermediate_size, settings.num_attention_heads
-    head_dim = settings.head_dim or _head_dim(width, heads)
+    head_dim = settings.head_dim or size_of_head(width, heads)
     theta = config.theta_of(settings.rope_parameters)
     if theta is None:
         raise Unsupported("config.json states no rope_theta")
@@ -175,38 +174,38 @@ def _nomic_bert(folder: Path, weights: Weights) -> Stack:
         (words.float() + types[0]).to(weights.dtype),
         None,
         (types[:2] - types[0]).to(weights.dtype) if len(types) > 1 else None,
-        _layer_norm(weights, "embeddings.LayerNorm", width, epsilon),
+        layer_norm(weights, "embeddings.LayerNorm", width, epsilon),
     )
     layers = []
     for number in range(settings.num_hidden_layers):
         name = f"layers.{number}"
         size = heads * head_dim
         if weights.has(f"{name}.attn.Wqkv.weight"):  # how the authors' checkpoints have it
-            qkv = _linear(weights, f"{name}.attn.Wqkv", 3 * size, width, has_bias=False)
+            qkv = linear(weights, f"{name}.attn.Wqkv", 3 * size, width, has_bias=False)
         else:
             names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-            qkv = _joined(weights, names, [size] * 3, width, has_bias=False)
-        out = _linear(weights, f"{name}.self_attn.o_proj", width, size, has_bias=False)
+            qkv = joined(weights, names, [size] * 3, width, has_bias=False)
+        out = linear(weights, f"{name}.self_attn.o_proj", width, size, has_bias=False)
         layers.append(
             PostNormLayer(
                 SelfAttention(qkv, out, heads, heads, head_dim),
-                _layer_norm(weights, f"{name}.post_attention_layernorm", width, epsilon),
-                _gated(weights, f"{name}.mlp", width, inner, settings.hidden_act),
-                _layer_norm(weights, f"{name}.post_mlp_layernorm", width, epsilon),
+                layer_norm(weights, f"{name}.post_attention_layernorm", width, epsilon),
+                gated(weights, f"{name}.mlp", width, inner, settings.hidden_act),
+                layer_norm(weights, f"{name}.post_mlp_layernorm", width, epsilon),
             )
         )
     masks = FullMasks(**_on(weights), positions_max=settings.max_position_embeddings)
-    rotary = _rotary(weights, head_dim, theta, settings.max_position_embeddings)
+    rotary = rotary_of(weights, head_dim, theta, settings.max_position_embeddings)
     return Stack(embedding, [View(masks, rotary=rotary, varlen_window=EVERYWHERE)], layers, None)
 
 
 def _modernbert(folder: Path, weights: Weights) -> Stack:
     settings = config.read(folder, config.ModernBert)
     width, heads = settings.hidden_size, settings.num_attention_heads
-    head_dim = _head_dim(width, heads)
+    head_dim = size_of_head(width, heads)
 
     def norm(name: str) -> LayerNorm:
-        return _layer_norm(weights, name, width, settings.norm_eps, has_bias=settings.norm_bias)
+        return layer_norm(weights, name, width, settings.norm_eps, has_bias=settings.norm_bias)
 
     embedding = Embedding(
         weights.take("embeddings.tok_embeddings.weight", settings.vocab_size, width),
@@ -219,8 +218,8 @@ def _modernbert(folder: Path, weights: Weights) -> Stack:
         name = f"layers.{number}"
         has_bias = settings.attention_bias
         attention = SelfAttention(
-            _linear(weights, f"{name}.attn.Wqkv", 3 * width, width, has_bias=has_bias),
-            _linear(weights, f"{name}.attn.Wo", width, width, has_bias=has_bias),
+            linear(weights, f"{name}.attn.Wqkv", 3 * width, width, has_bias=has_bias),
+            linear(weights, f"{name}.attn.Wo", width, width, has_bias=has_bias),
             heads,
             heads,
             head_dim,
@@ -234,12 +233,12 @@ def _modernbert(folder: Path, weights: Weights) -> Stack:
     views = [
         View(
             FullMasks(**_on(weights), positions_max=positions),
-            rotary=_rotary(weights, head_dim, everywhere, positions),
+            rotary=rotary_of(weights, head_dim, everywhere, positions),
             varlen_window=EVERYWHERE,
         ),
         View(
             WindowMasks(**_on(weights), window=window),
-            rotary=_rotary(weights, head_dim, nearby, positions),
+            rotary=rotary_of(weights, head_dim, nearby, positions),
             varlen_window=(window, window),
         ),
     ]
@@ -278,84 +277,7 @@ def _geglu(weights: Weights, name: str, settings: config.ModernBert) -> GatedMlp
     return GatedMlp(
         Linear(both[:inner].clone(), gate_bias, activation=settings.hidden_activation),
         Linear(both[inner:].clone(), up_bias),
-        _linear(weights, f"{name}.Wo", width, inner, has_bias=settings.mlp_bias),
-    )
-
-
-def _qwen3(folder: Path, weights: Weights) -> Stack:
-    settings = config.read(folder, config.Qwen3)
-    if settings.use_sliding_window or set(settings.layer_types or ()) - {"full_attention"}:
-        raise Unsupported("sliding windows in a causal model")
-    width, inner, head_dim = settings.hidden_size, settings.intermediate_size, settings.head_dim
-    heads, key_heads = settings.num_attention_heads, settings.num_key_value_heads
-    theta = config.theta_of(settings.rope_parameters, scaling=settings.rope_scaling)
-    theta = settings.rope_theta if theta is None else theta
-    if theta is None:
-        raise Unsupported("config.json states no rope_theta")
-
-    def norm(name: str, size: int = width) -> RmsNorm:
-        return RmsNorm(weights.take(f"{name}.weight", size), settings.rms_norm_eps)
-
-    embedding = Embedding(weights.take("embed_tokens.weight", settings.vocab_size, width), None, None, None)
-    layers = []
-    for number in range(settings.num_hidden_layers):
-        name = f"layers.{number}"
-        has_bias = settings.attention_bias
-        sizes = [heads * head_dim, key_heads * head_dim, key_heads * head_dim]
-        names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
-        attention = SelfAttention(
-            _joined(weights, names, sizes, width, has_bias=has_bias),
-            _linear(weights, f"{name}.self_attn.o_proj", width, heads * head_dim, has_bias=has_bias),
-            heads,
-            key_heads,
-            head_dim,
-            norm(f"{name}.self_attn.q_norm", head_dim),
-            norm(f"{name}.self_attn.k_norm", head_dim),
-        )
-        mlp = _gated(weights, f"{name}.mlp", width, inner, settings.hidden_act)
-        before, after = norm(f"{name}.input_layernorm"), norm(f"{name}.post_attention_layernorm")
-        layers.append(PreNormLayer(before, attention, after, mlp))
-    view = View(
-        CausalMasks(keys_multiple=keys_multiple(weights.device)),
-        is_causal=True,
-        rotary=_rotary(weights, head_dim, theta, settings.max_position_embeddings),
-        varlen_window=(-1, 0),
-    )
-    return Stack(embedding, [view], layers, norm("norm"))
-
-
-def _layer_norm(weights: Weights, name: str, width: int, epsilon: float, *, has_bias: bool = True) -> LayerNorm:
-    bias = weights.take_bias(f"{name}.bias", width, is_used=has_bias)
-    return LayerNorm(weights.take(f"{name}.weight", width), bias, epsilon)
-
-
-def _linear(
-    weights: Weights, name: str, size: int, width: int, *, has_bias: bool = True, activation: str | None = None
-) -> Linear:
-    """A product of [rows, width] to [rows, size]."""
-    bias = weights.take_bias(f"{name}.bias", size, is_used=has_bias)
-    return Linear(weights.take(f"{name}.weight", size, width), bias, activation=activation)
-
-
-def _joined(weights: Weights, names: list[str], sizes: list[int], width: int, *, has_bias: bool) -> Linear:
-    """Several products of the same rows as one."""
-    weight = torch.cat([weights.take(f"{name}.weight", n, width) for name, n in zip(names, sizes, strict=True)])
-    if not has_bias:
-        return Linear(weight)
-    return Linear(weight, torch.cat([weights.take(f"{name}.bias", n) for name, n in zip(names, sizes, strict=True)]))
-
-
-def _gated(weights: Weights, name: str, width: int, inner: int, activation: str) -> GatedMlp:
-    return GatedMlp(
-        _linear(weights, f"{name}.gate_proj", inner, width, has_bias=False, activation=activation),
-        _linear(weights, f"{name}.up_proj", inner, width, has_bias=False),
-        _linear(weights, f"{name}.down_proj", width, inner, has_bias=False),
-    )
-
-
-def _rotary(weights: Weights, head_dim: int, theta: float, positions_max: int) -> Rotary:
-    return Rotary(
-        head_dim=head_dim, theta=theta, positions_max=positions_max, dtype=weights.dtype, device=weights.device
+        linear(weights, f"{name}.Wo", width, inner, has_bias=settings.mlp_bias),
     )
 
 
@@ -367,12 +289,6 @@ class _Where(TypedDict):
 
 def _on(weights: Weights) -> _Where:
     return {"dtype": weights.dtype, "device": weights.device, "keys_multiple": keys_multiple(weights.device)}
-
-
-def _head_dim(width: int, heads: int) -> int:
-    if width % heads:
-        raise Unsupported(f"hidden_size {width} is no multiple of {heads} heads")
-    return width // heads
 
 
 def _old_layer_norm(name: str) -> str:
@@ -408,5 +324,5 @@ _FAMILIES: Final = {
     "mpnet": Family("mpnet", _mpnet, _old_layer_norm),
     "nomic_bert": Family("nomic_bert", _nomic_bert, nomic_name),
     "modernbert": Family("model", _modernbert, lambda name: name),
-    "qwen3": Family("model", _qwen3, lambda name: name),
+    "qwen3": Family("model", DECODERS["qwen3"], lambda name: name),
 }

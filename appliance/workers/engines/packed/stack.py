@@ -55,20 +55,33 @@ class View:
     # What one kernel call over all texts would need to know; None where the masks cannot be said that way.
     varlen_window: tuple[int, int] | None = None
 
-    def of(self, pack: Pack, *, is_varlen: bool) -> "Seen":
+    def of(self, pack: Pack, *, is_varlen: bool) -> "Among":
         angles = self.rotary.angles(pack.positions) if self.rotary is not None else None
         if is_varlen and self.varlen_window is not None:
-            return Seen(varlen_plan(pack, window=self.varlen_window), self.is_causal, angles)
-        return Seen(self.masks.plan(pack), self.is_causal, angles)
+            return Among(varlen_plan(pack, window=self.varlen_window), self.is_causal, angles)
+        return Among(self.masks.plan(pack), self.is_causal, angles)
+
+
+class Seen(Protocol):
+    """What the rows of one pass see in one layer."""
+
+    @property
+    def angles(self) -> Angles | None: ...
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, head_dim] queries over keys and values to [rows, heads * head_dim]."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A `View` of one batch."""
+class Among:
+    """A `View` of one batch: each text sees itself."""
 
     plan: Plan
     is_causal: bool
     angles: Angles | None
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, self.plan, is_causal=self.is_causal)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class SelfAttention:
         else:
             qk, v = torch.split(qkv, [heads + keys, keys], dim=1)
             q, k = self._turned(qk, seen.angles)
-        return self.out.added(attend(q, k, v, seen.plan, is_causal=seen.is_causal), residual)
+        return self.out.added(seen.attend(q, k, v), residual)
 
     def _turned(self, qk: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor]:
         split = [self.heads, self.key_heads]
