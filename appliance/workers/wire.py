@@ -33,6 +33,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     # "embed": vectors | "score": logits of a text or pair | "tag": logits of each token | "sparse": weights of
     # vocabulary ids | "parse": spans of raw text | "generate": texts
     task: str = "embed"
+    sequences_max: int = 0  # of "generate": texts at once; more wait in the engine
+    tokens_max: int = 0  # of "generate": of a prompt and its text together; the model's own length bounds it too
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -123,7 +125,8 @@ class Grown(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[float, ...] = ()  # one of each of `ids`, before temperature, where asked for; of `weighed`: theirs
     top_ids: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
-    # "stop": by a token that ends texts, which is the last of `ids` | "length" | "fault": see `fault`
+    # "stop": by a token that ends texts, then the last of `ids`, or because the grammar allows no more | "length" |
+    # "fault": see `fault`
     finish: Literal["", "stop", "length", "fault"] = ""
     fault: str = ""  # why it cannot go on: words for the client, without the engine's insides
     cached: int = 0  # with the first step: tokens of the prompt that were not computed again
