@@ -35,6 +35,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     task: str = "embed"
     sequences_max: int = 0  # of "generate": texts at once; more wait in the engine
     tokens_max: int = 0  # of "generate": of a prompt and its text together; the model's own length bounds it too
+    flags: dict[str, str | int | float | bool] = {}  # of a runtime that has its own, by their names there
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
