@@ -245,7 +245,7 @@ class EngineProcess:
         """Read answers until the stream ends, then fail whatever still waits."""
         try:
             while True:
-                self._settle(await _receive(reader))
+                await self._take(await _receive(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except (ValueError, msgspec.DecodeError) as exc:
@@ -254,6 +254,10 @@ class EngineProcess:
         assert self._dead is not None
         self._dead.set_result(death)
         self._fail_waiting(death)
+
+    async def _take(self, answer: FromEngine) -> None:
+        """One frame. Nothing more is read before this returns. Raises ValueError for one that fits nothing."""
+        self._settle(answer)
 
     def _settle(self, answer: FromEngine) -> None:
         """Hand an answer to the oldest outstanding frame. Raises ValueError if it does not fit that."""

@@ -1,4 +1,4 @@
-"""The engine process: `python -m appliance.workers.host --socket PATH --engine encoder|fake --threads N`.
+"""The engine process: `python -m appliance.workers.host --socket PATH --engine NAME --threads N`.
 
 It dials the node's socket, then answers one frame at a time, in order, with blocking calls: the next batch waits in
 the kernel's buffer while the device works. Exit codes: 0 after `Stop` or when the node is gone, 2 for a frame it cannot
@@ -19,7 +19,7 @@ import msgspec
 
 from appliance.processes import die_with_parent
 from appliance.workers import wire
-from appliance.workers.engine import DeviceLost, Engine, OutOfMemory
+from appliance.workers.engine import DeviceLost, Engine, OutOfMemory, TextEngine
 from appliance.workers.wire import Abort, Begin, Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
 
 EXIT_DONE: Final = 0
@@ -46,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _log.info("nobody listens on the socket: %s", exc.strerror)
             return EXIT_DONE
         _limit_threads(options.threads)
+        if options.engine in TEXT_ENGINES:
+            from appliance.workers.text_host import serve_texts  # noqa: PLC0415  # it imports this module
+
+            return serve_texts(connection, TEXT_ENGINES[options.engine]())
         return serve(connection, ENGINES[options.engine]())
 
 
@@ -53,7 +57,7 @@ def serve(connection: socket.socket, engine: Engine) -> int:
     """Answer frames until `Stop` or the end of the stream; returns the exit code."""
     while True:
         try:
-            order = _receive(connection)
+            order = receive(connection)
         except ConnectionError:
             return EXIT_DONE
         except (ValueError, msgspec.DecodeError) as exc:  # DecodeError covers ValidationError
@@ -89,7 +93,21 @@ def _fake() -> Engine:
     return FakeEngine()
 
 
+def _generator() -> TextEngine:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from appliance.workers.engines.generator.engine import GeneratorEngine  # noqa: PLC0415  # it imports torch
+
+    return GeneratorEngine()
+
+
+def _fake_texts() -> TextEngine:
+    from appliance.workers.engines.fake_texts import FakeTexts  # noqa: PLC0415  # each engine imports only its own
+
+    return FakeTexts()
+
+
 ENGINES: Final[dict[str, Callable[[], Engine]]] = {"encoder": _encoder, "fake": _fake}
+TEXT_ENGINES: Final[dict[str, Callable[[], TextEngine]]] = {"generator": _generator, "fake-texts": _fake_texts}
 
 
 def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
@@ -107,30 +125,30 @@ def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
         raise
     except (OutOfMemory, MemoryError) as exc:
         _log.warning("out of memory: %s", exc)
-        return Fault(batch, "oom", _public(exc))
+        return Fault(batch, "oom", public_words(exc))
     except ValueError as exc:
         _log.warning("refused", exc_info=True)
-        return Fault(batch, "invalid", _public(exc))
+        return Fault(batch, "invalid", public_words(exc))
     except Exception as exc:  # the loop that turns a bug or a runtime's error into an answer
         _log.exception("the engine failed")
-        return Fault(batch, "failed", _public(exc))
+        return Fault(batch, "failed", public_words(exc))
 
 
 def _framed(answer: FromEngine, order: Load | Encode) -> bytes:
     try:
         return wire.frame(answer)
     except ValueError as exc:  # more rows than one frame takes
-        return wire.frame(Fault(-1 if isinstance(order, Load) else order.batch, "invalid", _public(exc)))
+        return wire.frame(Fault(-1 if isinstance(order, Load) else order.batch, "invalid", public_words(exc)))
 
 
-def _public(exc: BaseException) -> str:
+def public_words(exc: BaseException) -> str:
     """One bounded line without file paths: it may travel to a client. The log has the whole."""
     text = _PATH.sub("<path>", " ".join(str(exc).split())) or "no message"
     line = text if isinstance(exc, ValueError | OutOfMemory) else f"{type(exc).__name__}: {text}"
     return line if len(line) <= _MESSAGE_CHARS_MAX else line[: _MESSAGE_CHARS_MAX - 1] + "…"
 
 
-def _receive(connection: socket.socket) -> ToEngine | None:
+def receive(connection: socket.socket) -> ToEngine | None:
     """The next frame; None at the end of the stream. Raises ConnectionError, ValueError or `msgspec.DecodeError`."""
     header = _receive_exactly(connection, wire.LENGTH_BYTES)
     if header is None:
@@ -164,7 +182,7 @@ def _limit_threads(threads: int) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="appliance.workers.host", description="One engine process of a node.")
     parser.add_argument("--socket", required=True, help="the node's Unix socket")
-    parser.add_argument("--engine", required=True, choices=sorted(ENGINES))
+    parser.add_argument("--engine", required=True, choices=sorted(ENGINES | TEXT_ENGINES))
     parser.add_argument("--threads", type=int, default=0, help="threads on a CPU; 0: one per core")
     return parser.parse_args(arguments)
 

@@ -3,7 +3,8 @@
     modules.json                 the modules of a sentence-transformers model; the first is the transformer
     sentence_bert_config.json    max_seq_length, do_lower_case
     tokenizer_config.json        model_max_length
-    config.json                  max_position_embeddings, pad_token_id
+    config.json                  max_position_embeddings, pad_token_id, eos_token_id
+    generation_config.json       eos_token_id
     config_sentence_transformers.json   prompts, default_prompt_name
     1_Pooling/config.json        how token vectors become one
 
@@ -98,9 +99,14 @@ class _Config(msgspec.Struct, frozen=True):
     pad_token_id: int | None = None
 
 
+class _End(msgspec.Struct, frozen=True):
+    eos_token_id: int | list[int] | None = None
+
+
 _modules_decoder = msgspec.json.Decoder(list[ModelModule])
 _sentence_decoder = msgspec.json.Decoder(SentenceConfig)
 _tokenizer_decoder = msgspec.json.Decoder(TokenizerConfig)
+_end_decoder = msgspec.json.Decoder(_End)
 _config_decoder = msgspec.json.Decoder(_Config)
 _prompts_decoder = msgspec.json.Decoder(PromptConfig)
 _pooling_decoder = msgspec.json.Decoder(dict[str, object])
@@ -205,6 +211,19 @@ def token_limits(folder: Path) -> TokenLimits:
             "add `max_seq_length` to its sentence_bert_config.json"
         )
     return TokenLimits(tokens_max=min(bounds), positions_max=min(bounds) if positions is None else positions)
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """The tokens that end a text of a model that writes, as generation_config.json says, or else config.json.
+
+    Raises ValueError for a file that cannot be read.
+    """
+    for name in ("generation_config.json", "config.json"):
+        found = _read(folder / name, _end_decoder)
+        if found is not None and found.eos_token_id is not None:
+            ids = found.eos_token_id
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()
 
 
 def positions_max(folder: Path) -> int | None:
