@@ -8,6 +8,8 @@ import httpx2
 import msgspec
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import (
     Response,
     ResponseFunctionToolCall,
@@ -716,3 +718,38 @@ def test_each_event_has_its_type_twice_and_nothing_else() -> None:
     for event in content.removesuffix(b"\n\n").split(b"\n\n"):
         kind, data = event.split(b"\n")
         assert kind.removeprefix(b"event: ").decode() == json.loads(data.removeprefix(b"data: "))["type"]
+
+
+# Of all levels, so that chance finds its way into them.
+WORDS = [
+    *("type", "name", "role", "content", "text", "call_id", "arguments", "output", "format", "schema", "mode", "tools"),
+    *("function", "message", "user", "assistant", "input_text", "allowed_tools", "json_schema", "function_call"),
+]
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def fault(fields: dict[str, object]) -> str | None:
+    """The field that is refused; None if the body is read, and answered."""
+    try:
+        call = read(**fields)
+    except InvalidRequest as error:
+        return (error.param or "").split(".")[0].split("[")[0]
+    formats.encode(call.answer([gathered(SAID)], model="m", created_s=1), "json")
+    return None
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*NULLABLE, "input"]), JSON, min_size=1, max_size=3))
+def test_whatever_is_sent_is_read_or_refused_by_name(fields: dict[str, object]) -> None:
+    """Never another exception, which would be a 500."""
+    assert fault(fields) in {None, *fields}
