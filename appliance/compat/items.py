@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from appliance.compat.json_bounds import check_bounds
 from appliance.errors import InvalidRequest, UnsupportedParameter
 
 ITEMS_MAX = 10_000
@@ -211,24 +212,8 @@ def _text(part: Part, name: str, *, takes_json: bool) -> str:
 def _json_text(part: Part, name: str) -> str:
     if part.data is None:
         raise InvalidRequest(f"missing required field '{name}'", param=name)
-    _check_json(part.data, name)
+    check_bounds(part.data, name, levels_max=JSON_LEVELS_MAX, values_max=JSON_VALUES_MAX)
     text = _encoder.encode(part.data)
     if len(text) > JSON_BYTES_MAX:
         raise InvalidRequest(f"'{name}' has {len(text)} bytes, the limit is {JSON_BYTES_MAX}", param=name)
     return text.decode()
-
-
-def _check_json(data: object, name: str) -> None:
-    """Raises InvalidRequest for data of too many levels or values; a container is a value too."""
-    values = 0
-    level = 0
-    row = [data]
-    while row:
-        values += len(row)
-        if values > JSON_VALUES_MAX:
-            raise InvalidRequest(f"'{name}' has more than {JSON_VALUES_MAX} values", param=name)
-        containers = [value for value in row if isinstance(value, dict | list)]
-        level += bool(containers)
-        if level > JSON_LEVELS_MAX:
-            raise InvalidRequest(f"'{name}' is nested deeper than {JSON_LEVELS_MAX} levels", param=name)
-        row = [inner for value in containers for inner in (value.values() if isinstance(value, dict) else value)]

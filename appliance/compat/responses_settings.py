@@ -5,6 +5,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from appliance.compat.json_bounds import check_bounds
 from appliance.compat.responses_answer import (
     AllowedTools,
     FunctionChoice,
@@ -17,6 +18,9 @@ from appliance.compat.responses_answer import (
 from appliance.errors import InvalidRequest, UnsupportedParameter
 
 T = TypeVar("T")
+
+SCHEMA_LEVELS_MAX = 64
+SCHEMA_VALUES_MAX = 20_000
 
 _encoder = msgspec.json.Encoder()
 
@@ -72,6 +76,7 @@ def function_tool(tool: Tool, name: str) -> FunctionTool:
         )
     if tool.name is None:
         raise InvalidRequest(f"missing required field '{name}.name'", param=f"{name}.name")
+    _check_schema(tool.parameters, f"{name}.parameters")
     return FunctionTool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
@@ -163,6 +168,7 @@ def text_settings(text: Text) -> TextSettings:
         return TextSettings(PlainFormat(form.type), verbosity)
     name = _needed(form.name, "text.format.name")
     schema = _needed(form.schema, "text.format.schema")
+    _check_schema(schema, "text.format.schema")
     settings = SchemaFormat(name=name, description=form.description, schema=schema, strict=form.strict)
     return TextSettings(settings, verbosity)
 
@@ -171,3 +177,7 @@ def _needed(value: T | None, name: str) -> T:
     if value is None:
         raise InvalidRequest(f"missing required field '{name}'", param=name)
     return value
+
+
+def _check_schema(schema: dict[str, object] | None, name: str) -> None:
+    check_bounds(schema, name, levels_max=SCHEMA_LEVELS_MAX, values_max=SCHEMA_VALUES_MAX)

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from appliance.compat import formats
 from appliance.compat.generation import Call, Gathering, Generated
 from appliance.compat.openai_responses import METADATA_MAX, ResponsesCall, decode
+from appliance.compat.responses_settings import SCHEMA_LEVELS_MAX
 from appliance.errors import (
     ApplianceError,
     EngineFailed,
@@ -36,6 +37,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"type": "function", "name": "weather", "description": "of a city", "parameters": SCHEMA, "strict": True}
 OTHER = {"type": "function", "name": "time"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city":"Bonn"}'}
+JSON_FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 USAGE = Usage(input_tokens=7, output_tokens=5, cached_tokens=4, reasoning_tokens=2)
 HELLO = (
@@ -65,6 +67,14 @@ def messages(items: object, **fields: object) -> Any:
 
 def said(role: str, content: object) -> dict[str, object]:
     return {"role": role, "content": content}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """So many objects, one in another."""
+    found: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        found = {"not": found}
+    return found
 
 
 def called(*ids: str) -> list[dict[str, object]]:
@@ -114,6 +124,8 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"include": ["everything"]}, "include[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"parameters": []}]}, "tools[0].parameters"),
+        ({"tools": [TOOL | {"parameters": deep(SCHEMA_LEVELS_MAX + 1)}]}, "tools[0].parameters"),
+        ({"text": {"format": JSON_FORMAT | {"schema": deep(SCHEMA_LEVELS_MAX + 1)}}}, "text.format.schema"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
