@@ -1,12 +1,11 @@
 """One device: keeps an engine process alive on it, feeds it batches, and decides what a failed batch becomes."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -17,13 +16,9 @@ from appliance.workers.cost import CostModel
 from appliance.workers.engine_process import EngineDied, EngineOutOfMemory, EngineProcess
 from appliance.workers.exchange import Exchange
 from appliance.workers.open_job import Item
+from appliance.workers.revival import kept_alive
 from appliance.workers.split import FaultKind, after_fault
 from appliance.workers.wire import Encoded, Load, Loaded
-
-RESTART_DELAY_S_MIN = 0.1
-RESTART_DELAY_S_MAX = 30.0
-STEADY_S = 60.0  # an engine that lived this long starts the delays anew
-FIRST_STARTS_MAX = 3  # an engine that was never ready by then is broken, not unlucky
 
 _log = logging.getLogger(__name__)
 
@@ -95,30 +90,18 @@ class Device:
 
         Raises StartupError when a model cannot be loaded, or when the engine never comes up: that would happen again.
         """
-        delay_s = RESTART_DELAY_S_MIN
-        for starts in itertools.count(1):
-            started_s = time.monotonic()
-            try:
-                async with self._place.engine_factory() as engine:
-                    telemetry.ENGINE_STARTS.labels(self.name).inc()
-                    await self._load(engine)
-                    self._engine = engine
-                    self._exchange.join(self.name)
-                    await self._feed(engine)
-            except EngineDied as death:
-                if not self.loaded.done() and starts >= FIRST_STARTS_MAX:
-                    last_words = " | ".join(death.stderr_tail[-3:])
-                    raise StartupError(
-                        f"the engine of {self.name} does not come up: {death.message}: {last_words}"
-                    ) from death
-                _log.error("device %s: %s; it is started again in %.1f s", self.name, death.message, delay_s)
-            finally:
-                self._engine = None
-                self._exchange.leave(self.name)
-                self._wake_all()
-            await asyncio.sleep(delay_s)
-            is_steady = time.monotonic() - started_s > STEADY_S
-            delay_s = RESTART_DELAY_S_MIN if is_steady else min(2 * delay_s, RESTART_DELAY_S_MAX)
+        await kept_alive(self.name, self._place.engine_factory, self._serve, was_ready=self.loaded.done)
+
+    async def _serve(self, engine: EngineProcess) -> NoReturn:
+        try:
+            await self._load(engine)
+            self._engine = engine
+            self._exchange.join(self.name)
+            await self._feed(engine)
+        finally:
+            self._engine = None
+            self._exchange.leave(self.name)
+            self._wake_all()
 
     async def _load(self, engine: EngineProcess) -> None:
         loaded: list[Loaded] = []
@@ -140,8 +123,8 @@ class Device:
         assert self._engine is not None, "measured before it is loaded"
         return (await self._engine.encode(model, ids, lengths)).device_s * 1000
 
-    async def _feed(self, engine: EngineProcess) -> None:
-        """Hand out batches until the engine dies."""
+    async def _feed(self, engine: EngineProcess) -> NoReturn:
+        """Hand out batches until the engine dies. Raises EngineDied."""
         self._is_dead = False
         self._in_flight = 0
         async with asyncio.TaskGroup() as batches:

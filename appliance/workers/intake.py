@@ -7,8 +7,9 @@ A few short ones are read on the spot, since the hop would take longer than they
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from appliance.jobs import Job, decode_job
 from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
-from appliance.workers.read_job import JobReader, Reading
+from appliance.workers.read_job import JobReader
 from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64
@@ -28,19 +29,22 @@ ON_THE_SPOT_BYTES_MAX = 4096
 _log = logging.getLogger(__name__)
 
 
-class Intake:
+R = TypeVar("R")
+
+
+class Intake(Generic[R]):
     """Opens deliveries, reads them, and passes them on. Bounded by what the node wishes for."""
 
     def __init__(
         self,
         ledger: Ledger,
         *,
-        readers: Mapping[str, JobReader],
+        readers: Mapping[str, JobReader[R]],
         deliveries_max: int,
-        on_read: Callable[[OpenJob, Reading], bool],
+        on_read: Callable[[OpenJob, R], Awaitable[bool]],
         on_round: Callable[[], None],
     ) -> None:
-        """`on_read` gets each job that a device has to compute; False gives the job back.
+        """`on_read` gets each job with what was read; False gives the job back.
 
         `on_round` hears that `unread` has changed.
         """
@@ -89,9 +93,7 @@ class Intake:
             for job, reading in zip(opened, read, strict=True):
                 if isinstance(reading, ApplianceError):
                     await self._ledger.refuse(job, reading)
-                elif not reading.items:
-                    await self._ledger.answer(job, reading)
-                elif not self._on_read(job, reading):
+                elif not await self._on_read(job, reading):
                     await self._ledger.give_back(job)
 
     async def give_back(self) -> None:
@@ -122,10 +124,10 @@ class Intake:
             return opened
         return None
 
-    def _read_all(self, jobs: Sequence[OpenJob]) -> list[Reading | ApplianceError]:
+    def _read_all(self, jobs: Sequence[OpenJob]) -> list[R | ApplianceError]:
         return [self._read(job.job) for job in jobs]
 
-    def _read(self, job: Job) -> Reading | ApplianceError:
+    def _read(self, job: Job) -> R | ApplianceError:
         try:
             return self._readers[job.model].read(job)
         except ApplianceError as error:

@@ -131,16 +131,16 @@ class Ledger:
         if job.is_settled:
             return
         if job.job.id in self.cancelled:
-            await self._close(job, outcome="cancelled")
+            await self.close(job, outcome="cancelled")
         else:
             late = DeadlinePassed("the deadline passed while the request waited for a device; try again later")
             await self.refuse(job, late)
 
     async def bury(self, job: OpenJob, reason: str) -> None:
         """The job was delivered too often, or cannot be read: move it to the dead letters and tell the client."""
-        self._forget(job, outcome="buried")
+        self.forget(job, outcome="buried")
         if await bury(job.delivery, f"job {job.job.id}: {reason}", model=job.job.model):
-            await self._reply([(job, job.refusal(Undeliverable(f"the request could not be served: {reason}")))])
+            await self.send([(job, job.refusal(Undeliverable(f"the request could not be served: {reason}")))])
 
     async def extend(self, *, age_s: float) -> None:
         """Tell the queue that jobs not heard of for `age_s` are still being worked on."""
@@ -151,7 +151,7 @@ class Ledger:
 
     async def give_back(self, job: OpenJob) -> None:
         """The job goes to whoever pulls next."""
-        self._forget(job, outcome="given back")
+        self.forget(job, outcome="given back")
         await job.delivery.give_back()
 
     async def give_back_all(self) -> None:
@@ -187,14 +187,14 @@ class Ledger:
             await self.refuse(job, BadVector(fault))
 
     async def _answer(self, answers: Sequence[tuple[OpenJob, list[Reply]]], *, outcome: str) -> None:
-        if await self._reply(answers):
+        if await self.send(answers):
             for job, _ in answers:
-                await self._close(job, outcome=outcome)
+                await self.close(job, outcome=outcome)
         else:
             for job, _ in answers:
-                self._forget(job, outcome="unanswered")
+                self.forget(job, outcome="unanswered")
 
-    async def _reply(self, answers: Sequence[tuple[OpenJob, list[Reply]]]) -> bool:
+    async def send(self, answers: Sequence[tuple[OpenJob, list[Reply]]]) -> bool:
         """Send the replies, those for one gateway together; False when the queue is out of reach."""
         by_gateway: dict[str, list[Reply]] = defaultdict(list)
         for job, replies in answers:
@@ -212,11 +212,13 @@ class Ledger:
     def _message_bytes_max(self) -> int:
         return min(REPLIES_BYTES_MAX, self._queue.payload_bytes_max)
 
-    async def _close(self, job: OpenJob, *, outcome: str) -> None:
-        self._forget(job, outcome=outcome)
+    async def close(self, job: OpenJob, *, outcome: str) -> None:
+        """The job is answered, or as good as that: the queue may forget it."""
+        self.forget(job, outcome=outcome)
         await job.delivery.ack()
 
-    def _forget(self, job: OpenJob, *, outcome: str) -> None:
+    def forget(self, job: OpenJob, *, outcome: str) -> None:
+        """Settled here; unless it is acknowledged too, it is delivered again."""
         job.is_settled = True
         self._open.discard(job)
         telemetry.JOBS.labels(job.job.model, outcome).inc()

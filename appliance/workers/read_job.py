@@ -1,7 +1,7 @@
 """A job, read: what a device has to compute for it, and how its answer is made of that."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,10 +30,13 @@ class Reading(msgspec.Struct, frozen=True):
     space: str = ""  # see `jobs.Done`
 
 
-class JobReader(Protocol):
+R_co = TypeVar("R_co", covariant=True)
+
+
+class JobReader(Protocol[R_co]):
     """How one model reads jobs. Thread-safe."""
 
-    def read(self, job: Job) -> Reading:
+    def read(self, job: Job) -> R_co:
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
 
 

@@ -57,7 +57,7 @@ class Bench:
     def _on_round(self) -> None:
         self.rounds += 1
 
-    def _on_read(self, job: OpenJob, reading: Reading) -> bool:
+    async def _on_read(self, job: OpenJob, reading: Reading) -> bool:
         self.read.append((job.job.id, [tokens.count for tokens in reading.items]))
         return not self.is_overfull
 
