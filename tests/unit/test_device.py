@@ -9,7 +9,7 @@ import pytest
 
 from appliance.errors import ApplianceError, EngineFailed, StartupError
 from appliance.presets import Coefficients
-from appliance.workers import device as device_module
+from appliance.workers import revival
 from appliance.workers.batcher import Batcher, Budget
 from appliance.workers.cost import CostModel
 from appliance.workers.device import Device, Place, Served
@@ -92,7 +92,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "RESTART_DELAY_S_MIN", 0.0)
+    monkeypatch.setattr(revival, "RESTART_DELAY_S_MIN", 0.0)
 
 
 async def test_items_are_computed_and_the_model_is_declared() -> None:
@@ -254,7 +254,7 @@ async def test_an_engine_that_never_comes_up_stops_the_start() -> None:
 
     with pytest.raises(StartupError, match=r"does not come up.*its last words"):
         await bench.device.run()
-    assert bench.machine.lives == device_module.FIRST_STARTS_MAX
+    assert bench.machine.lives == revival.FIRST_STARTS_MAX
     assert not bench.device.loaded.done()
 
 

@@ -15,7 +15,7 @@ from appliance.jobs import Embed, Job, Lane, Rows
 from appliance.presets import Coefficients, Facts, Preset, Prompts, Tuning
 from appliance.queue.memory import MemoryBroker
 from appliance.settings import QueueSettings, WorkerSettings
-from appliance.workers import device as device_module
+from appliance.workers import revival
 from appliance.workers.device import Place
 from appliance.workers.engine_process import EngineRefused
 from appliance.workers.node import Node, ServedModel
@@ -107,7 +107,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "RESTART_DELAY_S_MIN", 0.0)
+    monkeypatch.setattr(revival, "RESTART_DELAY_S_MIN", 0.0)
 
 
 def firsts_of(results: Sequence[Result]) -> list[float]:
