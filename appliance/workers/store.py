@@ -5,7 +5,6 @@ its local cache). Checked: safetensors only, no code in the configuration, no wa
 every digest that the preset lists.
 """
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -18,15 +17,17 @@ import msgspec
 from appliance.errors import StartupError
 from appliance.presets import Facts, Package
 from appliance.settings import ModelSettings
+from appliance.workers.converted import converted
+from appliance.workers.digests import digest
 from appliance.workers.spacy_files import check_spacy_folder
 from appliance.workers.weights import check_safetensors
 
 CACHE_FOLDER = "models"  # below the state directory: what the hub client downloads
 KEPT_FOLDER = "golden"  # below the state directory: what engines keep between starts
-HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
+HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+GGUF = ".gguf"
 FILES_MAX = 10_000
 CONFIG_BYTES_MAX = 64 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 # Which of a model's JSON files may ask a loader to import code that came with the model.
 _CODE_CONFIGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -36,13 +37,23 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
     """The model's folder, ready to load. Blocks on network and disk (hashing). Raises `StartupError`."""
     folder = locate(facts, model, cache_dir=cache_dir)
+    if file := _gguf(folder, facts):
+        listed = facts.sha256.get(file.name)
+        if listed is None:
+            raise StartupError(f"{file.name} has no digest in the preset; list it in [sha256]")
+        verify(folder, {file.name: listed})
+        folder = converted(file, sha256=listed, cache_dir=cache_dir)
+        check_files(folder, facts)
+        return folder
     check_files(folder, facts)
-    verify(folder, facts.sha256)
+    verify(folder, {name: found for name, found in facts.sha256.items() if not name.endswith(GGUF)})
     return folder
 
 
 def check_files(folder: Path, facts: Facts) -> int:
     """The bytes of weights in the folder. Raises `StartupError` for what the model's runtime should not meet."""
+    if file := _gguf(folder, facts):
+        return file.stat().st_size
     if facts.runtime == "spacy":
         check_spacy_folder(folder, facts.sha256)
         return sum((folder / name).stat().st_size for name in facts.sha256)
@@ -101,16 +112,12 @@ def verify(folder: Path, sha256: Mapping[str, str]) -> None:
             )
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file in hex, read in pieces. Raises `StartupError` when it cannot be read."""
-    sha = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while piece := file.read(_READ_BYTES):
-                sha.update(piece)
-    except OSError as exc:
-        raise StartupError(f"{path} cannot be read: {exc.strerror}") from exc
-    return sha.hexdigest()
+def _gguf(folder: Path, facts: Facts) -> Path | None:
+    """The file that holds the model, where the folder is that of a package of GGUF."""
+    if facts.package is None or not facts.package.gguf:
+        return None
+    file = folder / _relative(facts.package.gguf)
+    return file if file.is_file() else None
 
 
 def _package_folder(package: Package) -> Path | None:
@@ -119,7 +126,9 @@ def _package_folder(package: Package) -> Path | None:
         raise StartupError(f"package.module is {package.module!r}, it must be the name of one top-level module")
     spec = importlib.util.find_spec(package.module)
     for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / _relative(package.folder)
+        folder = (
+            Path(location) if package.gguf and package.folder == "." else Path(location) / _relative(package.folder)
+        )
         if folder.is_dir():
             return folder
     return None

@@ -273,7 +273,7 @@ def test_what_breaks_a_download_becomes_a_startup_error(
     assert type(error).__name__ in message
     assert asked["name"] == "org/x"
     assert asked["revision"] is None
-    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.txt", "*.model"]
+    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @pytest.mark.parametrize("name", ["my own", "a/b/c", "../x", "-x", "http://x"])
