@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from appliance.hardware import GpuQuery
+from appliance.workers.engines.sglang.environment import Installed, State
 
 PYTHON_MIN = (3, 11)
 DISK_BYTES_MIN = 512 * 1024 * 1024
@@ -139,6 +140,23 @@ def _check_build(build: TorchBuild, driver: str, detail: str) -> Finding:
         action = f"install driver {needed} or later, or a torch built for an older CUDA"
         return Finding("gpu", "fail", f"{detail}, too old for torch's CUDA {build.cuda}", action)
     return Finding("gpu", "ok", f"{detail}, torch has CUDA {build.cuda}")
+
+
+def check_sglang(state: State, installed: Installed | None, *, is_gpu: bool, has_client: bool) -> Finding:
+    """The environment of SGLang, where there is one, is complete, up to date and for this machine."""
+    name, again = "sglang", "run `appliance engines install sglang`"
+    if state == "absent":
+        return Finding(name, "ok", f"not installed; {again} where a model is to run on it")
+    if installed is None:
+        return Finding(name, "warn", "its installation was cut short", again)
+    detail = f"{installed.version} for {installed.kind}"
+    if state == "outdated":
+        return Finding(name, "warn", f"{detail}, of another release of the appliance", again)
+    if is_gpu != (installed.kind == "cuda"):
+        return Finding(name, "warn", f"{detail}, which is not what this machine's device takes", again)
+    if not has_client:
+        return Finding(name, "warn", f"{detail}, but aiohttp is missing here", "pip install 'appliance[sglang]'")
+    return Finding(name, "ok", detail)
 
 
 def check_nats_server(binary: str | None) -> Finding:

@@ -21,11 +21,13 @@ import psutil
 
 from appliance.cli import checks
 from appliance.cli.checks import Finding, PortState, TorchBuild
+from appliance.cli.engines import has_adapter_client
 from appliance.errors import StartupError
 from appliance.hardware import GpuQuery, choose, query_gpus, read_cpuinfo
 from appliance.presets import load_preset, presets_dirs
 from appliance.settings import ModelSettings, Settings
 from appliance.settings_source import read_settings
+from appliance.workers.engines.sglang.environment import Environment
 from appliance.workers.store import CACHE_FOLDER, check_files, find, verify
 
 NATS_PORT = 4222
@@ -95,6 +97,10 @@ def _worker(settings: Settings, *, environ: Mapping[str, str]) -> Iterator[Findi
         hardware = choose("cpu", GpuQuery(), cpuinfo=read_cpuinfo())
     else:
         yield Finding("device", "ok", f"{', '.join(hardware.devices)}, class {hardware.kind}")
+    sglang = Environment.of(settings.state_dir)
+    yield checks.check_sglang(
+        sglang.state(), sglang.installed(), is_gpu=hardware.gpu is not None, has_client=has_adapter_client()
+    )
     weights_bytes = 0
     for model in settings.models:
         finding, model_bytes = check_model(model, settings=settings, hardware=hardware.kind)

@@ -1,0 +1,95 @@
+"""Runs inside SGLang, which finds it by its entry point: a grammar backend that takes llguidance's own JSON.
+
+SGLang knows JSON schemas, regular expressions and two dialects of EBNF. The appliance's grammars of tool calls and
+structured output are made in the node for any engine, and are more than those can say. They come in the field `ebnf`
+of a request. SGLang keeps each compiled grammar for as long as it lives; this backend keeps the latest `KEPT_MAX`.
+"""
+
+import json
+from collections import OrderedDict
+from typing import Any, Final
+
+import torch
+from sglang.srt.constrained.base_grammar_backend import (
+    BaseGrammarObject,
+    InvalidGrammarObject,
+    register_grammar_backend,
+)
+from sglang.srt.constrained.llguidance_backend import GuidanceBackend, GuidanceGrammar
+from sglang.srt.server_args import add_grammar_backend_choices
+
+NAME: Final = "appliance"
+KEPT_MAX: Final = 128
+GRAMMAR_CHARS_MAX: Final = 1_048_576
+_BITS: Final = 32
+
+
+class KeptGrammars(OrderedDict[tuple[str, str], BaseGrammarObject]):
+    """The most recently used `KEPT_MAX`."""
+
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        """As a dict's; what is asked for is kept longest."""
+        if key not in self:
+            return default
+        self.move_to_end(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: tuple[str, str], value: BaseGrammarObject) -> None:
+        super().__setitem__(key, value)
+        while len(self) > KEPT_MAX:
+            self.popitem(last=False)
+
+
+class ApplianceGrammar(GuidanceGrammar):
+    """One grammar at one place in a text."""
+
+    def copy(self) -> "ApplianceGrammar":
+        """At the start again, without compiling it."""
+        return ApplianceGrammar(
+            self.llguidance_tokenizer, self.serialized_grammar, ll_matcher=self.ll_matcher.deep_copy()
+        )
+
+    @staticmethod
+    def apply_vocab_mask(logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
+        """As llguidance does, which compiles this for half a minute at the first use: on a CPU it pays nothing."""
+        if logits.device.type != "cpu":
+            GuidanceGrammar.apply_vocab_mask(logits, vocab_mask)
+            return
+        bits = (vocab_mask.unsqueeze(-1) >> torch.arange(_BITS, dtype=torch.int32)) & 1
+        is_allowed = bits.flatten(1).bool()
+        known = min(logits.shape[-1], is_allowed.shape[-1])
+        logits[:, :known].masked_fill_(~is_allowed[:, :known], float("-inf"))
+        logits[:, known:] = float("-inf")
+
+
+class ApplianceGrammars(GuidanceBackend):
+    """SGLang's llguidance backend, whose `ebnf` is a grammar in llguidance's JSON."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.cache = KeptGrammars()
+
+    def dispatch_ebnf(self, key_string: str) -> BaseGrammarObject:
+        """Compile it; what cannot be compiled fails that one request."""
+        if len(key_string) > GRAMMAR_CHARS_MAX:
+            return InvalidGrammarObject(f"it has {len(key_string)} characters, {GRAMMAR_CHARS_MAX} are taken")
+        try:
+            is_grammar = "grammars" in json.loads(key_string)
+        except (ValueError, TypeError):
+            is_grammar = False
+        if not is_grammar:
+            return InvalidGrammarObject("it is not in llguidance's JSON")
+        try:
+            return ApplianceGrammar(self.llguidance_tokenizer, key_string)
+        except ValueError as exc:
+            return InvalidGrammarObject(str(exc))
+
+
+def register() -> None:
+    """What SGLang calls in each of its processes."""
+    add_grammar_backend_choices([NAME])
+    register_grammar_backend(NAME, _backend)
+
+
+def _backend(server_args: Any, tokenizer: Any, vocab_size: int, eos_token_ids: set[int] | None) -> ApplianceGrammars:
+    return ApplianceGrammars(tokenizer=tokenizer, n_vocab=vocab_size, eos_token_ids=eos_token_ids)
