@@ -27,7 +27,7 @@ from appliance.compat.responses_settings import (
     Choice,
     Text,
     Tool,
-    function_tool,
+    function_tools,
     nested,
     offered_tools,
     text_settings,
@@ -180,7 +180,7 @@ def decode(body: bytes, form: Format = "json") -> ResponsesCall:
     fields, ignored = _bodies.decode(body, form)
     _check_served(fields)
     _check_metadata(fields.metadata)
-    tools = tuple(function_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ()))
+    tools = function_tools(fields.tools or ())
     return ResponsesCall(fields, tools, _task(fields, tools), ignored)
 
 

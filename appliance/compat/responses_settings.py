@@ -1,5 +1,6 @@
 """What `/v1/responses` is told of tools and of the text's form, checked and turned into what a chat knows."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
@@ -19,9 +20,11 @@ from appliance.errors import InvalidRequest, UnsupportedParameter
 
 T = TypeVar("T")
 
+TOOLS_MAX = 128
 SCHEMA_LEVELS_MAX = 64
 SCHEMA_VALUES_MAX = 20_000
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _encoder = msgspec.json.Encoder()
 
 
@@ -68,16 +71,27 @@ class Text(msgspec.Struct, frozen=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-def function_tool(tool: Tool, name: str) -> FunctionTool:
-    """Raises InvalidRequest or UnsupportedParameter for what is no function; `name` is what the client calls it."""
+def function_tools(tools: Sequence[Tool]) -> tuple[FunctionTool, ...]:
+    """Raises InvalidRequest or UnsupportedParameter, which names the tool at fault."""
+    if len(tools) > TOOLS_MAX:
+        raise InvalidRequest(f"'tools' has {len(tools)} tools, the limit is {TOOLS_MAX}", param="tools")
+    found = tuple(_function_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    known: set[str] = set()
+    for index, tool in enumerate(found):
+        if tool.name in known:
+            raise InvalidRequest(f"'tools[{index}].name' was there before", param=f"tools[{index}].name")
+        known.add(tool.name)
+    return found
+
+
+def _function_tool(tool: Tool, name: str) -> FunctionTool:
     if tool.type != "function":
         raise UnsupportedParameter(
             f"'{name}' is of type '{tool.type[:50]}', which is not served; only functions are", param=f"{name}.type"
         )
-    if tool.name is None:
-        raise InvalidRequest(f"missing required field '{name}.name'", param=f"{name}.name")
+    tool_name = _name(tool.name, f"{name}.name")
     _check_schema(tool.parameters, f"{name}.parameters")
-    return FunctionTool(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    return FunctionTool(name=tool_name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
 def tool_choice(choice: str | Choice | None) -> ToolChoice:
@@ -166,11 +180,20 @@ def text_settings(text: Text) -> TextSettings:
         return TextSettings(PlainFormat("text"), verbosity)
     if form.type != "json_schema":
         return TextSettings(PlainFormat(form.type), verbosity)
-    name = _needed(form.name, "text.format.name")
+    name = _name(form.name, "text.format.name")
     schema = _needed(form.schema, "text.format.schema")
     _check_schema(schema, "text.format.schema")
     settings = SchemaFormat(name=name, description=form.description, schema=schema, strict=form.strict)
     return TextSettings(settings, verbosity)
+
+
+def _name(value: str | None, field: str) -> str:
+    name = _needed(value, field)
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"'{field}' is '{name[:64]}'; it must have 1 to 64 letters, digits, underscores or dashes", param=field
+        )
+    return name
 
 
 def _needed(value: T | None, name: str) -> T:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from appliance.compat import formats
 from appliance.compat.generation import Call, Gathering, Generated
 from appliance.compat.openai_responses import METADATA_MAX, ResponsesCall, decode
-from appliance.compat.responses_settings import SCHEMA_LEVELS_MAX
+from appliance.compat.responses_settings import SCHEMA_LEVELS_MAX, TOOLS_MAX
 from appliance.errors import (
     ApplianceError,
     EngineFailed,
@@ -123,6 +123,13 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": ""}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": "a\n"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": "a" * 65}]}, "tools[0].name"),
+        ({"tools": [TOOL, OTHER, TOOL]}, "tools[2].name"),
+        ({"tools": [TOOL | {"name": str(n)} for n in range(TOOLS_MAX + 1)]}, "tools"),
+        ({"text": {"format": JSON_FORMAT | {"name": "a b"}}}, "text.format.name"),
         ({"tools": [TOOL | {"parameters": []}]}, "tools[0].parameters"),
         ({"tools": [TOOL | {"parameters": deep(SCHEMA_LEVELS_MAX + 1)}]}, "tools[0].parameters"),
         ({"text": {"format": JSON_FORMAT | {"schema": deep(SCHEMA_LEVELS_MAX + 1)}}}, "text.format.schema"),
