@@ -40,6 +40,9 @@ CANARY_SECONDS = Gauge(
 BATCHES = Counter("appliance_batches_total", "Batches by outcome", ["model", "outcome"])
 BATCH_ITEMS = Histogram("appliance_batch_items", "Texts in a batch", ["model"], buckets=_POWERS_OF_TWO)
 BATCH_TOKENS = Histogram("appliance_batch_tokens", "Tokens in a batch", ["model"], buckets=_POWERS_OF_TWO)
+STEP_TEXTS = Histogram(
+    "appliance_step_texts", "Texts in a step of an engine that generates", ["model"], buckets=_POWERS_OF_TWO
+)
 BATCH_RATIO = Histogram(
     "appliance_batch_measured_to_predicted_ratio",
     "Measured time of a batch by its predicted time",

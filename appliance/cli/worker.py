@@ -1,5 +1,6 @@
 """`appliance worker`: one node alone, on a NATS given by URL."""
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -14,7 +15,7 @@ from appliance.cli.gateway import require_nats
 from appliance.cli.startup import config_option, prepare, run, startup_errors, stop_signals
 from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
-from appliance.presets import load_preset, presets_dirs
+from appliance.presets import Preset, load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
 from appliance.settings import ModelSettings, Settings
 from appliance.workers.device import Place
@@ -24,11 +25,16 @@ from appliance.workers.engine_process import (
     EngineProcess,
     host_command,
 )
+from appliance.workers.engines.sglang.command import sglang_command
+from appliance.workers.engines.sglang.environment import Environment
 from appliance.workers.node import Node, ServedModel
 from appliance.workers.raw_texts import RawTexts
 from appliance.workers.store import CACHE_FOLDER, KEPT_FOLDER, verified_folder
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace
+from appliance.workers.writing.engine import TextEngineProcess
+from appliance.workers.writing.node import WritingNode, WritingPlace, WrittenModel
+from appliance.workers.writing.writer import Writer
 
 RAW_TOKENS_MAX = 16_384  # of a text that a spaCy model reads, where its facts say nothing: 65,536 characters
 
@@ -41,26 +47,45 @@ def worker_command(config_file: Path | None) -> None:
         settings = prepare(config_file, part="worker")
         require_nats(settings)
         hardware = detect(settings.worker.device, environ=os.environ)
-        models = [served_model(model, settings, hardware=hardware) for model in settings.models]
+        presets = [_preset(model, settings, hardware=hardware) for model in settings.models]
+        found = list(zip(presets, settings.models, strict=True))
+        models = [served_model(preset, model, settings) for preset, model in found if not writes(preset)]
+        written = [written_model(preset, model, settings) for preset, model in found if writes(preset)]
         with sockets_dir(Path(settings.state_dir, "run").absolute()) as folder:
-            run(_serve(settings, models=models, hardware=hardware, sockets_dir=folder))
+            run(_serve(settings, models=models, written=written, hardware=hardware, sockets_dir=folder))
 
 
-async def _serve(settings: Settings, *, models: list[ServedModel], hardware: Hardware, sockets_dir: Path) -> None:
+async def _serve(
+    settings: Settings,
+    *,
+    models: list[ServedModel],
+    written: list[WrittenModel],
+    hardware: Hardware,
+    sockets_dir: Path,
+) -> None:
     stop = stop_signals()
     worker = settings.worker
     if worker.metrics_port:
         start_http_server(worker.metrics_port, addr=worker.metrics_host)
 
     async with JetStreamNodeQueue(settings.nats, settings.queue) as queue:
-        node = Node(
-            queue,
-            models=models,
-            places=_places(settings, models, hardware=hardware, sockets_dir=sockets_dir),
-            worker=worker,
-            settings=settings.queue,
-        )
-        await node.run(stop)
+        nodes: list[Node | WritingNode] = [
+            WritingNode(
+                queue,
+                model=model,
+                place=_writing_place(settings, model, device, sockets_dir=sockets_dir),
+                worker=worker,
+                settings=settings.queue,
+            )
+            for model in written
+            for device in hardware.devices
+        ]
+        if models:
+            places = _places(settings, models, hardware=hardware, sockets_dir=sockets_dir)
+            nodes.append(Node(queue, models=models, places=places, worker=worker, settings=settings.queue))
+        async with asyncio.TaskGroup() as group:
+            for node in nodes:
+                group.create_task(node.run(stop))
 
 
 def _places(settings: Settings, models: Sequence[ServedModel], *, hardware: Hardware, sockets_dir: Path) -> list[Place]:
@@ -85,6 +110,32 @@ def _places(settings: Settings, models: Sequence[ServedModel], *, hardware: Hard
     return [Place(name, device, threads, partial(engine_of, name)) for name, device in places]
 
 
+def _writing_place(settings: Settings, model: WrittenModel, device: str, *, sockets_dir: Path) -> WritingPlace:
+    """One engine a model and device; on the CPU with as many threads as suit the model."""
+    worker = settings.worker
+    tuning = model.preset.tuning
+    assert tuning.generation is not None, "`written_model` has checked it"
+    threads = min(len(os.sched_getaffinity(0)), worker.engine_threads or tuning.engine_threads or 256)
+    name = f"{device}/{model.name}"
+    if worker.engine == "fake":
+        command = host_command("fake-texts", threads=threads)
+    elif tuning.generation.runtime == "sglang":
+        command = sglang_command(Environment.of(settings.state_dir).folder, threads=threads)
+    else:
+        command = host_command("generator", threads=threads)
+
+    def engine() -> TextEngineProcess:
+        return TextEngineProcess(
+            command,
+            name=f"{worker.engine} on {name}",
+            sockets_dir=sockets_dir,
+            start_timeout_s=worker.engine_start_s,
+            batch_timeout_s=worker.batch_timeout_s,
+        )
+
+    return WritingPlace(name, device, threads, engine)
+
+
 @contextlib.contextmanager
 def sockets_dir(wanted: Path) -> Iterator[Path]:
     """`wanted`, made if need be; a folder in the system's temporary one where its path is too long for a socket."""
@@ -96,9 +147,32 @@ def sockets_dir(wanted: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
-def served_model(model: ModelSettings, settings: Settings, *, hardware: Hardware) -> ServedModel:
-    """Find the model's preset and files, and verify them. Blocks; a hub model is downloaded on its first start."""
-    preset = load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
+def _preset(model: ModelSettings, settings: Settings, *, hardware: Hardware) -> Preset:
+    return load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
+
+
+def writes(preset: Preset) -> bool:
+    """Whether the model writes texts. Raises StartupError for one that is to do other things beside it."""
+    tasks = preset.facts.tasks
+    if "generate" in tasks and tasks != ("generate",):
+        raise StartupError(
+            f'tasks of {preset.facts.name} are {list(tasks)}; a model that generates does nothing else: ["generate"]'
+        )
+    return "generate" in tasks
+
+
+def written_model(preset: Preset, model: ModelSettings, settings: Settings) -> WrittenModel:
+    """Find the files of a model that writes, and verify them. Blocks like `served_model`."""
+    generation = preset.tuning.generation
+    if generation is None:
+        raise StartupError(f"the tuning of {model.name} has no [generation]; add it, as presets/default has it")
+    folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
+    writer = Writer.load(folder, preset.facts, tokens_max=generation.sequence_tokens_max)
+    return WrittenModel(preset, folder, writer)
+
+
+def served_model(preset: Preset, model: ModelSettings, settings: Settings) -> ServedModel:
+    """Find the model's files, and verify them. Blocks; a hub model is downloaded on its first start."""
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
     if preset.facts.runtime == "spacy":
         texts = RawTexts(preset.facts.tokens_max or RAW_TOKENS_MAX)

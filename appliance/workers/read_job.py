@@ -40,6 +40,11 @@ class JobReader(Protocol[R_co]):
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
 
 
+def at_once(part: Part) -> Reading:
+    """What needs no device."""
+    return Reading([], lambda buffers, width, bytes_max: [part])
+
+
 def check_labels(labels: Sequence[str], *, known: Sequence[str]) -> None:
     """Raises InvalidRequest: a label that a model never gives would look like a text without any."""
     unknown = [label for label in labels if label not in known]

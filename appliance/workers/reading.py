@@ -30,7 +30,7 @@ from appliance.jobs import (
 from appliance.presets import Facts
 from appliance.workers import outcomes
 from appliance.workers.embedding_reading import EmbeddingReader
-from appliance.workers.read_job import Reading, check_labels, cut_of, matrix
+from appliance.workers.read_job import Reading, at_once, check_labels, cut_of, matrix
 from appliance.workers.rerank_reading import rerank_reader
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace
@@ -70,9 +70,9 @@ class Reader:
                 return self._extract(task, first_index=job.first_index)
             case Tokenize(text=text):
                 ids, pieces = self.tokenizer.pieces(text)
-                return _at_once(Tokenized(ids, pieces))
+                return at_once(Tokenized(ids, pieces))
             case Detokenize(ids=ids):
-                return _at_once(Text(self.tokenizer.native.text(ids)))
+                return at_once(Text(self.tokenizer.native.text(ids)))
             case Generate() | Decide():
                 raise InvalidRequest(f"{self.facts.name} writes no text; choose another model", param="model")
             case _:
@@ -115,11 +115,6 @@ class Reader:
             return [Spans(tuple(found))]
 
         return Reading([msgspec.structs.replace(text.tokens, rows="per_token") for text in marked], answer)
-
-
-def _at_once(part: Part) -> Reading:
-    """What needs no device."""
-    return Reading([], lambda buffers, width, bytes_max: [part])
 
 
 def kind_of(task: Task) -> str:

@@ -26,7 +26,7 @@ class Tokenizer:
 
     def __init__(self, rust: RustTokenizer, tokens_max: int, *, uses_types: bool = False) -> None:
         self.tokens_max = tokens_max
-        self._rust = rust
+        self.rust = rust
         self._uses_types = uses_types
         self._frame = Frame(rust, tokens_max)
         self._words = WordIds(rust) if WordIds.suits(rust) else None
@@ -95,7 +95,7 @@ class Tokenizer:
     def _as_wholes(
         self, texts: Sequence[str], *, prompt: str, truncation: Cut, limit: int, indices: Sequence[int]
     ) -> list[Tokens]:
-        encodings = self._rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
+        encodings = self.rust.encode_batch_fast([_well_formed(prompt + text) for text in texts])
         is_any_over = False
         for index, encoding in zip(indices, encodings, strict=True):
             self._frame.check_length(len(encoding), index, limit=limit, is_cut=truncation != "none")
@@ -125,7 +125,7 @@ class Tokenizer:
         more than `windows_max` pieces.
         """
         limit = self._frame.limit(tokens_max)
-        encodings = self._rust.encode_batch([_well_formed(prompt + text) for text in texts])
+        encodings = self.rust.encode_batch([_well_formed(prompt + text) for text in texts])
         found: list[list[Window]] = []
         for index, encoding in enumerate(encodings, first_index):
             self._frame.check_length(len(encoding), index, limit=limit, is_cut=True)
@@ -147,17 +147,17 @@ class Tokenizer:
 
     def ids_of(self, text: str) -> list[int]:
         """A text's token ids without special ones."""
-        return list(self._rust.encode(_well_formed(text), add_special_tokens=False).ids) if text else []
+        return list(self.rust.encode(_well_formed(text), add_special_tokens=False).ids) if text else []
 
     def pieces(self, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The ids of a text's tokens without special ones, and each token as the vocabulary spells it."""
-        encoding = self._rust.encode(_well_formed(text), add_special_tokens=False)
+        encoding = self.rust.encode(_well_formed(text), add_special_tokens=False)
         return tuple(encoding.ids), tuple(encoding.tokens)
 
     def encode_marked(self, texts: Sequence[str], *, truncation: Cut = "end", first_index: int = 0) -> list[Marked]:
         """Like `encode`, with the place of each token in its text."""
         marked: list[Marked] = []
-        for index, encoding in enumerate(self._rust.encode_batch([_well_formed(text) for text in texts]), first_index):
+        for index, encoding in enumerate(self.rust.encode_batch([_well_formed(text) for text in texts]), first_index):
             limit = self.tokens_max
             self._frame.check_length(len(encoding), index, limit=limit, is_cut=truncation != "none")
             keeps_end = truncation == "start"
@@ -175,7 +175,7 @@ class Tokenizer:
 
     def cut(self, texts: Sequence[str], *, tokens_max: int) -> list[str]:
         """Each text up to the end of its first `tokens_max` tokens, special ones not counted."""
-        encodings = self._rust.encode_batch([_well_formed(text) for text in texts], add_special_tokens=False)
+        encodings = self.rust.encode_batch([_well_formed(text) for text in texts], add_special_tokens=False)
         return [
             text if len(encoding) <= tokens_max else text[: encoding.offsets[tokens_max - 1][1]]
             for text, encoding in zip(texts, encodings, strict=True)
@@ -190,10 +190,10 @@ class Tokenizer:
         the rule "longest_first" of transformers and sentence-transformers. With "none" it raises `TooLong`, which names
         the document, counted from `first_index`. Raises `InvalidRequest` for a limit that leaves no room.
         """
-        room = self.tokens_max - self._rust.num_special_tokens_to_add(is_pair=True)
+        room = self.tokens_max - self.rust.num_special_tokens_to_add(is_pair=True)
         if room < 1:
             raise InvalidRequest(f"the model takes {self.tokens_max} tokens, which leaves no room for a pair of texts")
-        encodings = self._rust.encode_batch_fast(
+        encodings = self.rust.encode_batch_fast(
             [(_well_formed(first), _well_formed(second)) for first, second in pairs]
         )
         for index, encoding in enumerate(encodings, first_index):
@@ -216,7 +216,7 @@ class Tokenizer:
 
     def _after_prompt(self, prompt: str, text: str, *, limit: int) -> Tokens:
         """A text over the limit without its start: what follows the prompt goes first."""
-        encoding = self._rust.encode(_well_formed(prompt + text))
+        encoding = self.rust.encode(_well_formed(prompt + text))
         count = _prompt_tokens(encoding, prompt)
         ids = cutting.without_start(encoding.ids, encoding.special_tokens_mask, limit=limit, prompt=count)
         return tokens_of(ids, is_truncated=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from appliance.presets import Facts
-from appliance.workers import model_files, store
+from appliance.workers import model_files
+from appliance.workers.digests import digest
 from appliance.workers.prompts import ModelPrompts, model_prompts
 
 _DIGEST_CHARS = 16
@@ -62,7 +63,7 @@ class VectorSpace(msgspec.Struct, frozen=True):
 def _weights_digest(facts: Facts, folder: Path) -> str:
     """Of all weights; those that the preset lists were checked before and are not read again."""
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors"))
-    return _digest("\n".join(f"{name} {facts.sha256.get(name) or store.digest(folder / name)}" for name in paths))
+    return _digest("\n".join(f"{name} {facts.sha256.get(name) or digest(folder / name)}" for name in paths))
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,8 @@ from appliance.errors import StartupError
 from appliance.presets import Facts, Package, load_facts, shipped_presets_dir
 from appliance.settings import ModelSettings
 from appliance.workers import store, weights
-from appliance.workers.store import check_folder, digest, find, locate, verified_folder, verify
+from appliance.workers.digests import digest
+from appliance.workers.store import check_folder, find, locate, verified_folder, verify
 from appliance.workers.weights import check_safetensors
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"

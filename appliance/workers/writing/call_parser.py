@@ -1,0 +1,233 @@
+"""Text to what it says: words for the reader, reasoning, and function calls, as they come. Pure.
+
+Arguments are given on as the text the model wrote, piece by piece. What looks like a call and is none is given on as
+text: nothing is lost. A JSON library is of no use here, since nothing is decoded: what is needed is where a value ends.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from appliance.jobs import CallPart
+from appliance.workers.writing.text_stream import overlap
+from appliance.workers.writing.tool_styles import Style
+
+HEAD_CHARS_MAX: Final = 4096  # of a call before its arguments; what is longer is none
+_NAME_CHARS_MAX: Final = 256
+THINK_OPENS: Final = "<think>"
+THINK_CLOSES: Final = "</think>"
+
+
+class Said(NamedTuple):
+    """A piece: of the text, of the reasoning, or of a call."""
+
+    text: str = ""
+    reasoning: str = ""
+    call: CallPart | None = None
+
+
+class ReasoningParser:
+    """Parts what stands between <think> and </think> from the rest."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        """`is_open`: the prompt ended with <think>."""
+        self._is_thinking = is_open
+        self._may_open = not is_open  # only the very beginning of a text is a thought
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """The reasoning in it, and the rest."""
+        text = self._held + text
+        self._held = ""
+        reasoning = ""
+        if self._may_open:
+            beginning = text.lstrip()
+            if beginning.startswith(THINK_OPENS):
+                self._may_open, self._is_thinking = False, True
+                text = beginning[len(THINK_OPENS) :].lstrip("\n")
+            elif THINK_OPENS.startswith(beginning):
+                self._held = text
+                return "", ""
+            else:
+                self._may_open = False
+        if self._is_thinking:
+            end = text.find(THINK_CLOSES)
+            if end < 0:
+                keep = overlap(text, THINK_CLOSES)
+                self._held = text[len(text) - keep :]
+                return text[: len(text) - keep], ""
+            self._is_thinking = False
+            reasoning, text = text[:end].rstrip("\n"), text[end + len(THINK_CLOSES) :].lstrip("\n")
+        return reasoning, text
+
+    def end(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return (held, "") if self._is_thinking else ("", held)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes is reasoning."""
+        return self._is_thinking
+
+
+class CallParser:
+    """Parts calls of one style from the text around them."""
+
+    def __init__(self, style: Style, names: Sequence[str]) -> None:
+        """Only calls of functions of these names are calls."""
+        self._style = style
+        self._names = frozenset(names)
+        self._state = self._in_text if style.opens else self._at_start
+        self._rest = ""
+        self._begun = ""  # of the call at hand, as it was written before its arguments
+        self._value = _Value()
+        self.calls = 0
+
+    def feed(self, text: str) -> list[Said]:
+        """What is certain now."""
+        self._rest += text
+        said: list[Said] = []
+        while self._state(said):
+            pass
+        return said
+
+    def end(self) -> list[Said]:
+        """The rest. A call that was cut within its arguments has those that came; one cut before is text, or nothing.
+
+        Nothing where whole calls came before it: a text of halves would only mislead who reads the calls.
+        """
+        rest, self._rest = self._rest, ""
+        is_text = self._state in (self._in_text, self._at_start, self._in_head)
+        rest = self._begun + rest if self._state == self._in_head else rest
+        if self._state == self._in_head and self.calls:
+            return []
+        return [Said(text=rest)] if is_text and rest else []
+
+    # Each state consumes some of `_rest` and returns whether another step may get further.
+
+    def _at_start(self, said: list[Said]) -> bool:
+        """Of a style whose call is the whole answer: only an answer that begins like one is one."""
+        beginning = self._rest.lstrip()
+        if not beginning:
+            return False
+        self._state = self._in_head if beginning.startswith("{") else self._in_text
+        return True
+
+    def _in_text(self, said: list[Said]) -> bool:
+        opens = self._style.opens
+        text, self._rest = self._rest, ""
+        if not opens:
+            _say(said, text)
+            return False
+        place = text.find(opens)
+        if place < 0:
+            keep = overlap(text, opens)
+            self._rest = text[len(text) - keep :]
+            _say(said, text[: len(text) - keep])
+            return False
+        # White space before a call belongs to the call.
+        _say(said, text[:place].rstrip() if self.calls or not text[:place].strip() else text[:place])
+        self._begun, self._rest = opens, text[place + len(opens) :]
+        self._state = self._in_head
+        return True
+
+    def _in_head(self, said: list[Said]) -> bool:
+        found = self._style.head.match(self._rest)
+        if found is None or found.end() == len(self._rest):
+            closes = self._style.closes
+            is_none = len(self._rest) > HEAD_CHARS_MAX or (len(closes) > 1 and closes in self._rest)
+            return self._not_a_call(said) if is_none else False
+        name = _name(found["name"])
+        if name not in self._names:
+            return self._not_a_call(said)
+        self._begun, self._rest = "", self._rest[found.end() :]
+        said.append(Said(call=CallPart(self.calls, name)))
+        self._value = _Value()
+        self._state = self._in_arguments
+        return True
+
+    def _not_a_call(self, said: list[Said]) -> bool:
+        text, self._begun, self._rest = self._begun + self._rest, "", ""
+        self._state = self._in_text
+        # Its opening mark is text now; what follows may hold a call again.
+        mark = len(self._style.opens) if text.startswith(self._style.opens) else 0
+        _say(said, text[:mark])
+        self._rest = text[mark:]
+        return bool(self._rest)
+
+    def _in_arguments(self, said: list[Said]) -> bool:
+        if not self._rest:
+            return False
+        size = self._value.end_in(self._rest)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        if piece:
+            said.append(Said(call=CallPart(self.calls, "", piece)))
+        if not self._value.is_over:
+            return False
+        self.calls += 1
+        self._state = self._after_call
+        return True
+
+    def _after_call(self, said: list[Said]) -> bool:
+        """Leave out what closes a call and parts it from the next."""
+        style = self._style
+        rest = self._rest.lstrip(" \n\r\t}],;")
+        if style.closes and rest.startswith(style.closes):
+            self._rest = rest[len(style.closes) :]
+            return True
+        self._rest = rest
+        if not rest or style.closes.startswith(rest) or style.opens.startswith(rest):
+            return False
+        if rest.startswith("{") and style.name != "hermes":
+            self._state = self._in_head
+            return True
+        self._state = self._in_text
+        return True
+
+
+class _Value:
+    """Finds where a JSON value ends that comes in pieces; objects and arrays only, as arguments are."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self.is_over = False
+
+    def end_in(self, text: str) -> int:
+        """How much of `text` belongs to the value."""
+        for place, char in enumerate(text):
+            if self._in_string:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif char == "\\":
+                    self._is_escaped = True
+                elif char == '"':
+                    self._in_string = False
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.is_over = True
+                    return place + 1
+            elif self._depth == 0 and not char.isspace():
+                self.is_over = True  # no object: what follows is none of it
+                return place
+        return len(text)
+
+
+def _say(said: list[Said], text: str) -> None:
+    if text:
+        said.append(Said(text=text))
+
+
+def _name(written: str) -> str:
+    try:
+        found = json.loads(f'"{written}"')
+    except ValueError:
+        return written[:_NAME_CHARS_MAX]
+    return str(found)
