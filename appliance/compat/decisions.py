@@ -19,6 +19,7 @@ from appliance.compat import items
 from appliance.compat.bodies import BodyDecoder
 from appliance.compat.formats import Format
 from appliance.compat.items import Item, Part
+from appliance.compat.json_bounds import JsonObject
 from appliance.compat.response_usage import ResponseUsage
 from appliance.errors import BadVector, InvalidRequest
 from appliance.jobs import Decide, Question, Usage
@@ -82,7 +83,7 @@ class DecisionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     questions: Annotated[list[AnyQuestion], Meta(extra_json_schema={"minItems": 1, "maxItems": QUESTIONS_MAX})]
     # Change nothing here.
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, object] | None = None
+    prompt_cache_options: JsonObject | None = None
     safety_identifier: str | None = None
 
 

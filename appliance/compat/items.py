@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from appliance.compat.json_bounds import check_bounds
+from appliance.compat.json_bounds import JsonObject, check_bounds
 from appliance.errors import InvalidRequest, UnsupportedParameter
 
 ITEMS_MAX = 10_000
@@ -29,8 +29,7 @@ class Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     refusal: str | None = None
-    # Any JSON: it is only written out again.
-    data: dict[str, object] | list[dict[str, object]] | None = None
+    data: JsonObject | list[JsonObject] | None = None  # of `input_json`
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -93,6 +92,7 @@ class _Turn:
 
 
 _encoder = msgspec.json.Encoder()
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def messages(value: str | Sequence[Item], *, instructions: str | None = None, takes_json: bool = False) -> bytes:
@@ -162,14 +162,23 @@ def _said(item: Item, name: str, *, takes_json: bool) -> _Turn:
 
 
 def _call(item: Item, name: str) -> ToolCall:
-    arguments = item.arguments
     if item.type == "custom_tool_call":
-        given = _needed(item.input, f"{name}.input")
-        arguments = _encoder.encode({"input": given}).decode()
-    return ToolCall(
-        id=_needed(item.call_id, f"{name}.call_id"),
-        function=CalledFunction(_needed(item.name, f"{name}.name"), _needed(arguments, f"{name}.arguments")),
-    )
+        arguments = _encoder.encode({"input": _needed(item.input, f"{name}.input")}).decode()
+    else:
+        arguments = _needed(item.arguments, f"{name}.arguments")
+        _check_arguments(arguments, f"{name}.arguments")
+    function = CalledFunction(_needed(item.name, f"{name}.name"), arguments)
+    return ToolCall(_needed(item.call_id, f"{name}.call_id"), function)
+
+
+def _check_arguments(arguments: str, name: str) -> None:
+    """A chat template writes them out from an object, or from nothing."""
+    if not arguments:
+        return
+    try:
+        _object.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidRequest(f"'{name}' is no JSON object: {error}", param=name) from error
 
 
 def _output(item: Item, name: str, call_ids: set[str]) -> _Turn:

@@ -1,6 +1,10 @@
 """Bounds of JSON that is carried for a client: what passes can be written again at any depth of our own calls."""
 
+from typing import Any
+
 from appliance.errors import InvalidRequest
+
+JsonObject = dict[str, Any]  # carried and written again, not read
 
 
 def check_bounds(data: object, name: str, *, levels_max: int, values_max: int) -> None:

@@ -15,6 +15,7 @@ from appliance.compat.bodies import BodyDecoder
 from appliance.compat.formats import Format
 from appliance.compat.generation import Generated
 from appliance.compat.items import Item
+from appliance.compat.json_bounds import JsonObject
 from appliance.compat.response_usage import ResponseUsage
 from appliance.compat.responses_answer import (
     FunctionTool,
@@ -22,6 +23,7 @@ from appliance.compat.responses_answer import (
     ReasoningSettings,
     Response,
     SchemaFormat,
+    TextSettings,
 )
 from appliance.compat.responses_settings import (
     Choice,
@@ -43,7 +45,7 @@ METADATA_VALUE_CHARS_MAX = 512
 TOP_LOGPROBS_MAX = 20
 
 _LOGPROBS = "message.output_text.logprobs"
-_Includable = Literal[
+Includable = Literal[
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -55,13 +57,17 @@ _Includable = Literal[
 ]
 
 
-class _Reasoning(msgspec.Struct, frozen=True):
+class Reasoning(msgspec.Struct, frozen=True):
+    """How to think, which is the model's own affair here: it is echoed."""
+
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class _CacheOptions(msgspec.Struct, frozen=True):
+class CacheOptions(msgspec.Struct, frozen=True):
+    """What to keep for later requests."""
+
     prewarm: bool | None = None
 
 
@@ -75,22 +81,22 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    include: list[_Includable] | None = None
+    include: list[Includable] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None
     stream: bool | None = None
-    stream_options: dict[str, object] | None = None  # only of the obfuscation, which there is none of
+    stream_options: JsonObject | None = None  # only of the obfuscation, which there is none of
     metadata: dict[str, str] | None = None
-    reasoning: _Reasoning | None = None
+    reasoning: Reasoning | None = None
     # Change nothing here.
-    access_programs: dict[str, object] | None = None
-    background_options: dict[str, object] | None = None
-    image: dict[str, object] | None = None
+    access_programs: JsonObject | None = None
+    background_options: JsonObject | None = None
+    image: JsonObject | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # of hosted tools
     prompt_cache_key: str | None = None
-    prompt_cache_options: _CacheOptions | None = None
+    prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -98,11 +104,11 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
     # Are refused, unless they ask for what happens anyway.
     background: bool | None = None
-    context_management: list[dict[str, object]] | None = None
-    conversation: str | dict[str, object] | None = None
-    moderation: dict[str, object] | None = None
+    context_management: list[JsonObject] | None = None
+    conversation: str | JsonObject | None = None
+    moderation: JsonObject | None = None
     previous_response_id: str | None = None
-    prompt: dict[str, object] | None = None
+    prompt: JsonObject | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
 
@@ -111,6 +117,7 @@ class ResponsesCall(msgspec.Struct, frozen=True):
 
     body: ResponsesBody
     tools: tuple[FunctionTool, ...]
+    text: TextSettings
     task: Generate
     ignored: tuple[str, ...]
 
@@ -148,7 +155,7 @@ class ResponsesCall(msgspec.Struct, frozen=True):
     def _begun(self, model: str, created_s: int) -> Response:
         """What is known before the model is asked: the request's settings, as they are applied."""
         body = self.body
-        reasoning = body.reasoning or _Reasoning()
+        reasoning = body.reasoning or Reasoning()
         return Response(
             id=responses_answer.new_id("resp"),
             created_at=created_s,
@@ -161,7 +168,7 @@ class ResponsesCall(msgspec.Struct, frozen=True):
             reasoning=ReasoningSettings(reasoning.effort, reasoning.summary or reasoning.generate_summary),
             safety_identifier=body.safety_identifier,
             temperature=self.task.sampling.temperature,
-            text=text_settings(body.text or Text()),
+            text=self.text,
             tool_choice=tool_choice(body.tool_choice),
             tools=list(self.tools),
             top_logprobs=self.task.top_logprobs or 0,
@@ -181,7 +188,8 @@ def decode(body: bytes, form: Format = "json") -> ResponsesCall:
     _check_served(fields)
     _check_metadata(fields.metadata)
     tools = function_tools(fields.tools or ())
-    return ResponsesCall(fields, tools, _task(fields, tools), ignored)
+    text = text_settings(fields.text or Text())
+    return ResponsesCall(fields, tools, text, _task(fields, tools, text), ignored)
 
 
 def _check_served(body: ResponsesBody) -> None:
@@ -219,10 +227,10 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
             )
 
 
-def _task(body: ResponsesBody, tools: Sequence[FunctionTool]) -> Generate:
+def _task(body: ResponsesBody, tools: Sequence[FunctionTool], text: TextSettings) -> Generate:
     choice = tool_choice(body.tool_choice)
     offered, mode, tool_name = offered_tools(tools, choice)
-    text = text_settings(body.text or Text())
+    asked = (body.text or Text()).format
     wants_logprobs = _LOGPROBS in (body.include or ()) or body.top_logprobs
     return Generate(
         messages=items.messages(body.input, instructions=body.instructions),
@@ -230,7 +238,7 @@ def _task(body: ResponsesBody, tools: Sequence[FunctionTool]) -> Generate:
         tool_choice=mode,
         tool_name=tool_name,
         has_parallel_calls=body.parallel_tool_calls is not False,
-        form=text.format.type,
+        form="text" if asked is None else asked.type,
         pattern=_encoder.encode(text.format.schema) if isinstance(text.format, SchemaFormat) else b"",
         tokens_max=body.max_output_tokens,
         sampling=Sampling(

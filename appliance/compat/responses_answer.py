@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from appliance.compat.generation import Call, Generated
+from appliance.compat.json_bounds import JsonObject
 from appliance.compat.response_usage import ResponseUsage
 from appliance.jobs import Candidate, Chosen, Finish
 
@@ -50,32 +51,29 @@ class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class MessageItem(msgspec.Struct, frozen=True, kw_only=True):
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
     """A message to the user."""
 
     id: str
-    type: Literal["message"] = "message"
     status: ItemStatus
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
 
 
-class CallItem(msgspec.Struct, frozen=True, kw_only=True):
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
     """A function that the model wants called."""
 
     id: str
-    type: Literal["function_call"] = "function_call"
     status: ItemStatus
     arguments: str  # JSON
     call_id: str
     name: str
 
 
-class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True):
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
     """What the model thought, word by word; it is not summarized."""
 
     id: str
-    type: Literal["reasoning"] = "reasoning"
     status: ItemStatus
     summary: tuple[()] = ()
     content: list[ReasoningText]
@@ -103,21 +101,19 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["function"] = "function"
     name: str
     description: str | None
-    parameters: dict[str, object] | None  # a JSON schema: carried, not read
+    parameters: JsonObject | None  # a JSON schema
     strict: bool | None
 
 
-class FunctionChoice(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionChoice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function"):
     """The one function that must be called."""
 
-    type: Literal["function"] = "function"
     name: str
 
 
-class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
     """The functions that may be called."""
 
-    type: Literal["allowed_tools"] = "allowed_tools"
     mode: Literal["auto", "required"]
     tools: list[FunctionChoice]
 
@@ -125,26 +121,27 @@ class AllowedTools(msgspec.Struct, frozen=True, kw_only=True):
 ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
-class PlainFormat(msgspec.Struct, frozen=True):
-    """Any text, or any JSON object."""
-
-    type: Literal["text", "json_object"]
+class PlainFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Any text."""
 
 
-class SchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
+class JsonFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
     """JSON of a schema."""
 
-    type: Literal["json_schema"] = "json_schema"
     name: str
     description: str | None
-    schema: dict[str, object]  # carried, not read
+    schema: JsonObject
     strict: bool | None
 
 
 class TextSettings(msgspec.Struct, frozen=True):
     """What the text is to be like."""
 
-    format: PlainFormat | SchemaFormat
+    format: PlainFormat | JsonFormat | SchemaFormat
     verbosity: Literal["low", "medium", "high"]
 
 

@@ -6,11 +6,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from appliance.compat.json_bounds import check_bounds
+from appliance.compat.json_bounds import JsonObject, check_bounds
 from appliance.compat.responses_answer import (
     AllowedTools,
     FunctionChoice,
     FunctionTool,
+    JsonFormat,
     PlainFormat,
     SchemaFormat,
     TextSettings,
@@ -34,7 +35,7 @@ class Tool(msgspec.Struct, frozen=True):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, object] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -60,7 +61,7 @@ class TextFormat(msgspec.Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema: dict[str, object] | None = None
+    schema: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -176,10 +177,10 @@ def text_settings(text: Text) -> TextSettings:
     """With what is absent filled in. Raises InvalidRequest for a schema that is incomplete."""
     form = text.format
     verbosity = text.verbosity or "medium"
-    if form is None:
-        return TextSettings(PlainFormat("text"), verbosity)
-    if form.type != "json_schema":
-        return TextSettings(PlainFormat(form.type), verbosity)
+    if form is None or form.type == "text":
+        return TextSettings(PlainFormat(), verbosity)
+    if form.type == "json_object":
+        return TextSettings(JsonFormat(), verbosity)
     name = _name(form.name, "text.format.name")
     schema = _needed(form.schema, "text.format.schema")
     _check_schema(schema, "text.format.schema")
@@ -202,5 +203,5 @@ def _needed(value: T | None, name: str) -> T:
     return value
 
 
-def _check_schema(schema: dict[str, object] | None, name: str) -> None:
+def _check_schema(schema: JsonObject | None, name: str) -> None:
     check_bounds(schema, name, levels_max=SCHEMA_LEVELS_MAX, values_max=SCHEMA_VALUES_MAX)

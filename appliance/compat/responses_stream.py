@@ -17,6 +17,7 @@ from appliance.compat.responses_answer import (
     MessageItem,
     OutputItem,
     OutputText,
+    ReasoningItem,
     ReasoningText,
     Response,
     ResponseError,
@@ -103,7 +104,7 @@ class ResponsesWriter:
         is_cut = done.finish == "length"
         events: list[bytes] = []
         if self._open is None or self._open.kind == "reasoning":
-            has_others = any(item.type != "reasoning" for item in self._done)
+            has_others = any(not isinstance(item, ReasoningItem) for item in self._done)
             if lacks_message(has_thought=self._open is not None, has_others=has_others, finish=done.finish):
                 events += self._begin(_Open("message", new_id("msg")))
         events += self._end("incomplete" if is_cut else "completed")

@@ -17,8 +17,8 @@ from openai.types.decision import (
     Decision,
 )
 
-from appliance.compat import formats
-from appliance.compat.decisions import CHOICES_MAX, LEVELS_MAX, QUESTIONS_MAX, DecisionsCall, decode
+from appliance.compat import decisions, formats
+from appliance.compat.decisions import CHOICES_MAX, LEVELS_MAX, QUESTIONS_MAX, DecisionsBody, DecisionsCall, decode
 from appliance.compat.items import JSON_BYTES_MAX, JSON_LEVELS_MAX, JSON_VALUES_MAX
 from appliance.errors import BadVector, InvalidRequest, MalformedBody, UnsupportedParameter
 from appliance.jobs import Decide, Question, Usage
@@ -311,3 +311,9 @@ def test_weights_that_are_no_probabilities_are_no_answer(weights: list[bytes]) -
     questions = [PREDICATE, *chosen("a", "b")["questions"]]
     with pytest.raises(BadVector):
         read(questions=questions).answer(weights, model="m", usage=Usage())
+
+
+def test_body_and_answer_have_a_schema() -> None:
+    """As the OpenAPI document wants of them."""
+    _, components = msgspec.json.schema_components([DecisionsBody, decisions.Decision])
+    assert components["DecisionsBody"]["properties"]["questions"]["maxItems"] == QUESTIONS_MAX

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from appliance.compat import formats
 from appliance.compat.generation import Call, Gathering, Generated
-from appliance.compat.openai_responses import METADATA_MAX, ResponsesCall, decode
+from appliance.compat.openai_responses import METADATA_MAX, ResponsesBody, ResponsesCall, decode
+from appliance.compat.responses_answer import Response as WholeResponse
 from appliance.compat.responses_settings import SCHEMA_LEVELS_MAX, TOOLS_MAX
 from appliance.errors import (
     ApplianceError,
@@ -107,6 +108,9 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"input": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "input[0].content[0].refusal"),
         ({"input": [CALL | {"name": None}]}, "input[0].name"),
         ({"input": [CALL | {"arguments": None}]}, "input[0].arguments"),
+        ({"input": [CALL | {"arguments": '{"ci'}]}, "input[0].arguments"),
+        ({"input": [CALL | {"arguments": "[]"}]}, "input[0].arguments"),
+        ({"input": [CALL | {"arguments": "[" * 100_000}]}, "input[0].arguments"),
         ({"input": [CALL | {"call_id": None}]}, "input[0].call_id"),
         ({"input": [OUTPUT]}, "input[0].call_id"),
         ({"input": [CALL, OUTPUT | {"call_id": None}]}, "input[1].call_id"),
@@ -308,6 +312,11 @@ def test_msgpack_is_read_too() -> None:
 )
 def test_an_input_becomes_a_chat(items: object, expected: list[dict[str, object]]) -> None:
     assert messages(items) == expected
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    (message,) = messages([CALL | {"arguments": ""}])
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": ""}
 
 
 def test_instructions_come_first() -> None:
@@ -772,3 +781,9 @@ def fault(fields: dict[str, object]) -> str | None:
 def test_whatever_is_sent_is_read_or_refused_by_name(fields: dict[str, object]) -> None:
     """Never another exception, which would be a 500."""
     assert fault(fields) in {None, *fields}
+
+
+def test_body_and_answer_have_a_schema() -> None:
+    """As the OpenAPI document wants of them."""
+    _, components = msgspec.json.schema_components([ResponsesBody, WholeResponse])
+    assert {"ResponsesBody", "Response", "CallItem"} <= set(components)
