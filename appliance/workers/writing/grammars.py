@@ -7,12 +7,14 @@ expressions without backtracking.
 
 import hashlib
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer as RustTokenizer
 
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
@@ -61,68 +63,69 @@ class GrammarCache:
                 self._bytes -= self._good.popitem(last=False)[1]
 
 
+Marks = Mapping[str, int]  # texts that are tokens of their own, and which: llguidance never spells them out
+
+
+def marks_of(rust: RustTokenizer) -> Marks:
+    """Of a vocabulary. Blocks for a moment."""
+    tokens = LLTokenizer(rust.to_str())
+    added = rust.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if tokens.is_special_token(number)}
+
+
 def grammar_of(
-    task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache, thinks: bool, opens_id: int | None
+    task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache, thinks: bool, marks: Marks
 ) -> str:
     """The grammar of a task's answer; "" where anything may be written.
 
-    `thinks`: a text may begin with a thought. `opens_id` is the token of the style's opening mark, where that is a
-    special one. Raises InvalidRequest, naming the field at fault.
+    `thinks`: a text may begin with a thought. Raises InvalidRequest, naming the field at fault.
     """
     form = _form(task)
     if form is not None:
         rule, param = form
         cache.check(_lark(f"start: {rule}"), param=param)
-    calls = _calls(task, tools, style, cache=cache) if tools else None
+    calls = _calls(task, tools, style, cache=cache, marks=marks) if tools else None
     if form is None and calls is None:
         return ""
-    grammar = _lark("\n".join(_rules(task, form[0] if form else "", calls, style, thinks=thinks, opens_id=opens_id)))
+    rules = ["start: thought? answer" if thinks else "start: answer", f"ANY: {_ANY}"]
+    if thinks:
+        rules += _until("thought_end", THINK_CLOSES, marks)
+        rules.append(f"thought: {_literal(THINK_OPENS, marks)} thought_end")
+    rules += [f"answer: {form[0]}"] if calls is None and form else []
+    rules += _answer(task, form[0] if form else "", style, marks=marks) if calls is not None else []
+    grammar = _lark("\n".join([*rules, *(calls or ())]))
     cache.check(grammar, param="tools" if calls else form[1] if form else "")
     return grammar
 
 
-def _rules(
-    task: Generate, form: str, calls: list[str] | None, style: Style, *, thinks: bool, opens_id: int | None
-) -> list[str]:
-    rules = ["start: thought? answer" if thinks else "start: answer"]
-    if thinks:
-        rules += [
-            f"thought: {json.dumps(THINK_OPENS)} thought_end",
-            f"thought_end[lazy]: ANY {json.dumps(THINK_CLOSES)}",
-        ]
-        rules.append(f"ANY: {_ANY}")
-    if calls is None:
-        return [*rules, f"answer: {form}"]
-    opens = f"<[{opens_id}]>" if opens_id is not None else json.dumps(style.opens) if style.opens else ""
-    repeats = task.has_parallel_calls and not task.tool_name
-    between = f"{json.dumps(style.between)} " if style.between else ""
-    one = f"{opens} call" if opens else "call"
-    many = f"{one} ({between}{one})*" if repeats else one
-    must_call = task.tool_choice == "required" or bool(task.tool_name)
-    if must_call:
-        rules.append(f"answer: {many}")
-    elif form:
-        rules.append(f"answer: {form} | {many}")
-    elif not opens:
-        # A style whose call is the whole answer: text is what begins otherwise.
-        rules += [f"answer: PLAIN? | {many}", r"PLAIN: /[^{](?s:.*)/"]
-    else:
-        if not thinks:
-            rules.append(f"ANY: {_ANY}")
-        rules += _auto_calls(style, opens_id, repeats=repeats, between=between, one=one)
-    return [*rules, *calls]
+def _answer(task: Generate, form: str, style: Style, *, marks: Marks) -> list[str]:
+    """Calls, and what else there may be; `call` is what follows the opening mark of one."""
+    one = f"{_literal(style.opens, marks)} call" if style.opens else "call"
+    has_more = task.has_parallel_calls and not task.tool_name
+    more = f" ({_literal(style.between, marks)} {one})*" if has_more else ""
+    if task.tool_choice == "required" or task.tool_name:
+        return [f"answer: {one}{more}"]
+    if form:
+        return [f"answer: {form} | {one}{more}"]
+    if not style.opens:  # a call is the whole answer: text is what begins otherwise
+        return [f"answer: PLAIN? | {one}{more}", r"PLAIN: /[^{](?s:.*)/"]
+    return [f"answer: ANY | opening call{more}", *_until("opening", style.opens, marks)]
 
 
-def _auto_calls(style: Style, opens_id: int | None, *, repeats: bool, between: str, one: str) -> list[str]:
-    """Free text, and calls where the model begins one."""
-    if opens_id is not None:
-        first = f"ANY <[{opens_id}]> call"
-        rules = []
-    else:
-        first = "opening call"
-        rules = [f"opening[lazy]: ANY {json.dumps(style.opens)}"]
-    more = f" ({between}{one})*" if repeats else ""
-    return [f"answer: ANY | {first}{more}", *rules]
+def _until(rule: str, mark: str, marks: Marks) -> list[str]:
+    """Free text up to a mark, and the mark."""
+    if mark in marks:
+        return [f"{rule}: ANY {_literal(mark, marks)}"]
+    return [f"{rule}[lazy]: ANY {json.dumps(mark)}"]
+
+
+def _literal(text: str, marks: Marks) -> str:
+    """This text and nothing else, in Lark."""
+    if not text:
+        return ""
+    known = sorted((mark for mark in marks if mark in text), key=len, reverse=True)
+    pieces = re.split("(" + "|".join(map(re.escape, known)) + ")", text) if known else [text]
+    return " ".join(f"<[{marks[piece]}]>" if piece in marks else json.dumps(piece) for piece in pieces if piece)
 
 
 def _form(task: Generate) -> tuple[str, str] | None:
@@ -138,7 +141,9 @@ def _form(task: Generate) -> tuple[str, str] | None:
             return f"/{_slashed(task.pattern.decode())}/", "response_format.pattern"
 
 
-def _calls(task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache) -> list[str] | None:
+def _calls(
+    task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache, marks: Marks
+) -> list[str] | None:
     """Rules of what follows the opening mark of a call, for each function that may be called."""
     if task.tool_choice == "none":
         return None
@@ -151,8 +156,7 @@ def _calls(task: Generate, tools: Sequence[Tool], style: Style, *, cache: Gramma
         rule = _json(schema, is_lenient=not function.get("strict"))
         cache.check(_lark(f"start: {rule}"), param=f"tools[{index}].function.parameters")
         before = style.before.replace("NAME", json.dumps(function["name"])).replace("BARE", function["name"])
-        after = f" {json.dumps(style.after)}" if style.after else ""
-        rules.append(f"call_{index}: {json.dumps(before)} {rule}{after}")
+        rules.append(f"call_{index}: {_literal(before, marks)} {rule} {_literal(style.after, marks)}")
     names = " | ".join(rule.partition(":")[0] for rule in rules)
     return [f"call: {names}", *rules]
 

@@ -29,7 +29,7 @@ from appliance.workers.tokens import packed
 from appliance.workers.writing import decisions
 from appliance.workers.writing.call_parser import THINK_OPENS, CallParser, ReasoningParser, Said
 from appliance.workers.writing.chat_template import ChatTemplate
-from appliance.workers.writing.grammars import GrammarCache, Tool, grammar_of
+from appliance.workers.writing.grammars import GrammarCache, Tool, grammar_of, marks_of
 from appliance.workers.writing.messages import Message, normalized, spelled_out
 from appliance.workers.writing.prompt_ids import PromptIds
 from appliance.workers.writing.text_stream import TextStream
@@ -95,8 +95,7 @@ class Writer:
         self.end_ids = frozenset(end_ids)
         self.style = style_of(facts.tool_style, template=template.source if template else "", tokens=added)
         self.thinks = template is not None and THINK_OPENS in template.source
-        opens_id = rust.token_to_id(self.style.opens) if self.style.opens else None
-        self._opens_id = opens_id if opens_id is not None and self.tokens.is_special(opens_id) else None
+        self._marks = marks_of(rust)
         self.shown = _shown(self.style, rust)
         self._tokenizer = tokenizer
         self._template = template
@@ -145,7 +144,7 @@ class Writer:
             self.style,
             cache=self._grammars,
             thinks=self.thinks and not is_thinking,
-            opens_id=self._opens_id,
+            marks=self._marks,
         )
         return Prepared(
             ids=packed(ids),

@@ -1,0 +1,220 @@
+"""What may be written: forms and function calls, as llguidance enforces them; and what it refuses."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from appliance.errors import InvalidRequest
+from appliance.jobs import Generate
+from appliance.workers.writing.grammars import GrammarCache, grammar_of, marks_of
+from appliance.workers.writing.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Style
+from tests.unit.test_text_stream import RUST, mark
+
+TOKENS = LLTokenizer(RUST.to_str(), eos_token=mark("<|end|>"))
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+MARK = mark("[CALLS]")
+
+
+def grammar(task: Generate, tools: list[dict[str, Any]] | None = None, style: Style = HERMES, **options: Any) -> str:
+    settings = {"cache": GrammarCache(), "thinks": False, "marks": marks_of(RUST)} | options
+    return grammar_of(task, tools or [], style, **settings)
+
+
+def accepts(grammar: str, *pieces: str | int) -> bool:
+    """Whether a text may be written and end there; numbers are special tokens."""
+    matcher = LLMatcher(TOKENS, grammar, log_level=0)
+    ids = [
+        token
+        for piece in pieces
+        for token in ([piece] if isinstance(piece, int) else RUST.encode(piece, add_special_tokens=False).ids)
+    ]
+    return all(matcher.consume_token(token) for token in ids) and bool(matcher.is_accepting())
+
+
+def schema_task(schema: object) -> Generate:
+    return Generate(form="json_schema", pattern=json.dumps(schema).encode())
+
+
+def test_free_text_has_no_grammar() -> None:
+    assert grammar(Generate()) == ""
+    assert grammar(Generate(tool_choice="none"), TOOLS) == ""
+
+
+def test_forms_are_enforced() -> None:
+    an_object = grammar(Generate(form="json_object"))
+    assert accepts(an_object, '{"a": [1, "x", null]}')
+    assert not accepts(an_object, "[1]")
+    city = grammar(schema_task(CITY))
+    assert accepts(city, '{"city": "Köln"}')
+    assert not accepts(city, '{"town": "x"}')
+    assert not accepts(city, '{\n"city": "x"}'), "white space is as json.dumps writes it"
+    choice = grammar(Generate(form="regex", pattern=rb"(yes|no)/[0-9]{2}"))
+    assert accepts(choice, "yes/42")
+    assert not accepts(choice, "maybe")
+
+
+CALL = {
+    "hermes": '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "llama": '{"name": "get", "parameters": {"city": "Rome"}}',
+    "mistral": '[TOOL_CALLS][{"name": "get", "arguments": {"city": "Rome"}}]',
+    "args": '[TOOL_CALLS]get[ARGS]{"city": "Rome"}',
+}
+STYLES = [(HERMES, CALL["hermes"]), (LLAMA, CALL["llama"]), (MISTRAL, CALL["mistral"]), (MISTRAL_ARGS, CALL["args"])]
+
+
+@pytest.mark.parametrize(("style", "call"), STYLES)
+def test_calls_are_allowed_required_or_named(style: Style, call: str) -> None:
+    auto = grammar(Generate(), TOOLS, style)
+    assert accepts(auto, "It is sunny.")
+    assert accepts(auto, call)
+    assert not accepts(auto, call.replace("city", "town"))
+    required = grammar(Generate(tool_choice="required"), TOOLS, style)
+    assert accepts(required, call)
+    assert not accepts(required, "It is sunny.")
+    named = grammar(Generate(tool_choice="required", tool_name="now"), TOOLS, style)
+    assert accepts(named, call.replace("get", "now").replace('{"city": "Rome"}', "{}"))
+    assert not accepts(named, call)
+
+
+@pytest.mark.parametrize(("style", "call"), STYLES)
+def test_several_calls_where_they_may_be(style: Style, call: str) -> None:
+    two = call + style.between + call
+
+    assert accepts(grammar(Generate(tool_choice="required"), TOOLS, style), two)
+    assert not accepts(grammar(Generate(tool_choice="required", has_parallel_calls=False), TOOLS, style), two)
+    assert not accepts(grammar(Generate(tool_choice="required", tool_name="get"), TOOLS, style), two)
+
+
+def test_text_may_come_before_a_call_and_none_that_is_bad_after_its_mark() -> None:
+    auto = grammar(Generate(), TOOLS)
+
+    assert accepts(auto, f"Let me see.\n{CALL['hermes']}")
+    assert not accepts(auto, "Let me see.<tool_call> or not")
+
+
+def test_a_special_token_opens_a_call_where_the_vocabulary_has_one() -> None:
+    style = MISTRAL._replace(opens="[CALLS]")
+    body = '[{"name": "get", "arguments": {"city": "Rome"}}]'
+
+    auto = grammar(Generate(), TOOLS, style)
+
+    assert accepts(auto, "Well.", MARK, body)
+    assert accepts(auto, MARK, body)
+    assert not accepts(auto, MARK, "[]")
+    assert accepts(grammar(Generate(tool_choice="required"), TOOLS, style), MARK, body)
+
+
+def test_a_form_and_functions_go_together() -> None:
+    both = grammar(schema_task(CITY), TOOLS)
+
+    assert accepts(both, '{"city": "Rome"}')
+    assert accepts(both, CALL["hermes"])
+    assert not accepts(both, "It is sunny.")
+
+
+def test_a_thought_may_come_first() -> None:
+    city = grammar(schema_task(CITY), thinks=True)
+
+    assert accepts(city, '{"city": "Rome"}')
+    assert accepts(city, mark("<think>"), 'hm, {"a"}</think>{"city": "Rome"}')
+    assert accepts(grammar(Generate(), TOOLS, thinks=True), "free text")
+
+
+@pytest.mark.parametrize(
+    ("task", "tools", "param"),
+    [
+        (schema_task({"type": "strin"}), [], "response_format.json_schema.schema"),
+        (schema_task({"$ref": "https://example.com/schema.json"}), [], "response_format.json_schema.schema"),
+        (schema_task({"type": "string", "pattern": "(?=x)"}), [], "response_format.json_schema.schema"),
+        (schema_task({"type": "array", "uniqueItems": True}), [], "response_format.json_schema.schema"),
+        (Generate(form="regex", pattern=b"["), [], "response_format.pattern"),
+        (Generate(form="regex", pattern=b"(a){1,"), [], "response_format.pattern"),
+        (
+            Generate(),
+            [TOOLS[0], {"type": "function", "function": {"name": "bad", "parameters": {"type": "strin"}}}],
+            "tools[1].function.parameters",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(task: Generate, tools: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(task, tools)
+
+    assert caught.value.param == param
+    assert len(caught.value.message) < 500
+
+
+def test_a_function_that_is_not_strict_may_say_what_is_not_enforced() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+    assert accepts(
+        grammar(Generate(tool_choice="required"), [tool]),
+        CALL["hermes"].replace("get", "f").replace('{"city": "Rome"}', '{"tags": ["a"]}'),
+    )
+    with pytest.raises(InvalidRequest):
+        grammar(Generate(), [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}])
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        schema_task(nested(100)),
+        schema_task({"type": "string", "pattern": "(a{1,1000}){1,1000}"}),
+        schema_task({"type": "string", "pattern": "((a|b)*c){50}((a|b)*d){500}"}),
+        schema_task({"type": "string", "minLength": 100_000, "maxLength": 10_000_000}),
+        schema_task({"anyOf": [{"type": "object", "required": [f"k{i}"]} for i in range(300)]}),
+        schema_task({"$ref": "#"}),
+        Generate(form="regex", pattern=b"(a+)+$"),
+        Generate(form="regex", pattern=b"(.*a){50}"),
+        Generate(form="regex", pattern=b"(x|xx|xxx){1,5000}y"),
+        Generate(form="regex", pattern=b"(a{0,9999}){0,9999}"),
+    ],
+)
+def test_hostile_patterns_are_refused_or_stay_within_their_limits(task: Generate) -> None:
+    """No time is asserted: what has no limit would not come back."""
+    try:
+        found = grammar(task)
+    except InvalidRequest:
+        return
+    matcher = LLMatcher(TOKENS, found, log_level=0)
+    for _ in range(20):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            break
+        allowed = next((i for i in range(TOKENS.vocab_size) if mask[i // 8] >> (i % 8) & 1), None)
+        assert allowed is not None
+        matcher.consume_token(allowed)
+
+
+def test_the_cache_is_bounded_in_count_and_bytes() -> None:
+    cache = GrammarCache(count_max=2)
+    for number in range(5):
+        cache.check(grammar(Generate(form="regex", pattern=str(number).encode())), param="x")
+    assert len(cache) == 2
+    small = GrammarCache(bytes_max=10)
+    small.check(grammar(Generate(form="json_object")), param="x")
+    assert len(small) == 0
