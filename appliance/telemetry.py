@@ -26,6 +26,10 @@ REQUEST_SECONDS = Histogram(
     "appliance_request_seconds", "From the request's first byte to its answer", ["endpoint"], buckets=_SECONDS
 )
 INPUT_TOKENS = Counter("appliance_input_tokens_total", "Model tokens answered for", ["model"])
+OUTPUT_TOKENS = Counter("appliance_output_tokens_total", "Tokens of texts that were written", ["model"])
+FIRST_TOKEN_SECONDS = Histogram(
+    "appliance_first_token_seconds", "From a streamed request to the first part of its text", ["model"], buckets=_SECONDS
+)
 TRUNCATED_INPUTS = Counter("appliance_truncated_inputs_total", "Inputs cut to the model's length", ["model"])
 PENDING_REQUESTS = Sum(Gauge("appliance_pending_requests", "Requests waiting for a node", multiprocess_mode="livesum"))
 STALE_REPLIES = Counter("appliance_stale_replies_total", "Replies that settled nothing", ["reason"])

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.dispatch import Dispatcher
+from appliance.gateway.pending_calls import Result
 from appliance.jobs import Job, Task
 from appliance.presets import load_preset, shipped_presets_dir
 from appliance.queue.memory import MemoryBroker

@@ -73,6 +73,7 @@ class StreamWriter(Protocol):
     """
 
     content_type: bytes
+    takes_pings: bool  # whether a comment may stand between its events, to show that the connection lives
 
     def start(self) -> bytes:
         """What comes before the first part; may be empty."""

@@ -7,7 +7,8 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -15,10 +16,11 @@ from appliance import telemetry
 from appliance.catalog import Catalog, Route
 from appliance.compat.chunks import chunks
 from appliance.errors import BadVector, InvalidRequest
-from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import Canary
 from appliance.gateway.http import Headers, Request
-from appliance.jobs import Job, Part, Task
+from appliance.gateway.pending_calls import Piece, Result
+from appliance.jobs import Job, Part, Task, Usage
 from appliance.presets import TaskName
 from appliance.settings import GatewaySettings, QueueSettings
 
@@ -111,11 +113,38 @@ class Calls:
         """The answer to a task that is not cut into several."""
         return await self._settled(request, model, [(0, task)])
 
+    async def run_each(self, request: Request, model: str, tasks: Sequence[Task]) -> list[Result]:
+        """The answer to each of several tasks, in their order."""
+        results = await self._dispatcher.run(self._jobs(request, model, enumerate(tasks)), gone=request.gone)
+        self.answered(model, [result.usage for result in results])
+        return results
+
+    def stream(
+        self, request: Request, model: str, tasks: Sequence[Task]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Piece | None]]:
+        """What comes of each of several tasks, as it comes; see `Dispatcher.stream`."""
+        return self._dispatcher.stream(self._jobs(request, model, enumerate(tasks)), gone=request.gone)
+
+    def answered(self, model: str, usages: Sequence[Usage]) -> None:
+        """The model has answered: note that it lives, and what it did."""
+        self._canary.prove(model)
+        telemetry.INPUT_TOKENS.labels(model).inc(sum(usage.input_tokens for usage in usages))
+        if output_tokens := sum(usage.output_tokens for usage in usages):
+            telemetry.OUTPUT_TOKENS.labels(model).inc(output_tokens)
+
     async def _settled(self, request: Request, model: str, tasks: Iterable[tuple[int, Task]]) -> Outcome:
+        jobs = self._jobs(request, model, tasks)
+        outcome = _outcome(await self._dispatcher.run(jobs, gone=request.gone))
+        self.answered(model, [Usage(outcome.input_tokens)])
+        if outcome.truncated:
+            telemetry.TRUNCATED_INPUTS.labels(model).inc(len(outcome.truncated))
+        return outcome
+
+    def _jobs(self, request: Request, model: str, tasks: Iterable[tuple[int, Task]]) -> list[Job]:
         call_id = f"{self._prefix}-{next(self._count)}"
         deadline_s = time.time() + deadline_after_s(request, timeout_s_max=self._gateway.request_timeout_s)
         traceparent = traceparent_of(request)
-        jobs = [
+        return [
             Job(
                 id=f"{call_id}-{first}",
                 model=model,
@@ -127,22 +156,16 @@ class Calls:
             )
             for first, task in tasks
         ]
-        outcome = _outcome(await self._dispatcher.run(jobs, gone=request.gone))
-        self._canary.prove(model)
-        telemetry.INPUT_TOKENS.labels(model).inc(outcome.input_tokens)
-        if outcome.truncated:
-            telemetry.TRUNCATED_INPUTS.labels(model).inc(len(outcome.truncated))
-        return outcome
 
 
 def _outcome(results: Sequence[Result]) -> Outcome:
-    if any(result.space != results[0].space for result in results):
+    if any(result.done.space != results[0].done.space for result in results):
         raise BadVector("the parts of the request were computed by different versions of the model; try again")
     return Outcome(
         parts=tuple(part for result in results for part in result.parts),
         input_tokens=sum(result.usage.input_tokens for result in results),
-        truncated=tuple(index for result in results for index in result.truncated),
-        space=results[0].space,
+        truncated=tuple(index for result in results for index in result.done.truncated),
+        space=results[0].done.space,
     )
 
 

@@ -7,7 +7,8 @@ settled job or of nobody's are counted and dropped, and a hole in an attempt's s
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -15,81 +16,52 @@ from appliance import telemetry
 from appliance.errors import (
     ApplianceError,
     BadVector,
-    ClientGone,
-    DeadlinePassed,
     EngineFailed,
     Overloaded,
     QueueUnavailable,
 )
 from appliance.gateway import shapes
 from appliance.gateway.drain import DrainRate
+from appliance.gateway.pending_calls import Call, Piece, Result, StreamCall, Watch, WholeCall
 from appliance.jobs import (
     Beat,
+    Delta,
     Done,
     Failed,
     Job,
     Part,
     Reply,
-    Usage,
     decode_replies,
     encode_job,
 )
 from appliance.queue.base import GatewayListener, GatewayQueue
 
-WATCH_AFTER_S = 0.25
 RESUBMISSION_PAUSE_S = 0.05
+STREAM_SILENCE_S = 10.0
 SUBMISSION_STEP = 1000  # above any number of deliveries, so that a resubmitted job's attempts outrank all before it
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What one job came to. `parts` are of the kind that answers its task, and complete: see `shapes.fault`."""
-
-    parts: tuple[Part, ...]
-    usage: Usage
-    truncated: tuple[int, ...]
-    space: str = ""
 
 
 class _Pending:
     """One job in flight and what has come of its newest attempt."""
 
-    __slots__ = ("attempt", "call", "job", "next_seq", "parts", "position")
+    __slots__ = ("attempt", "call", "heard_s", "job", "next_seq", "parts", "position")
 
-    def __init__(self, job: Job, call: "_Call", position: int) -> None:
+    def __init__(self, job: Job, call: Call, position: int) -> None:
         self.job = job
         self.call = call
         self.position = position
+        self.heard_s = 0.0  # of a streamed job: when its node last said something; 0 before it begins
         self.start_attempt(0)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its client may have seen a part: then nothing can be done again."""
+        return self.heard_s > 0.0
 
     def start_attempt(self, attempt: int) -> None:
         self.attempt = attempt
         self.next_seq = 0
         self.parts: list[Part] = []
-
-
-class _Call:
-    """One client request: its jobs' results, and the future its endpoint waits on."""
-
-    __slots__ = ("done", "job_ids", "results", "unsettled")
-
-    def __init__(self, job_ids: Sequence[str], done: "asyncio.Future[None]") -> None:
-        self.job_ids = job_ids
-        self.results: list[Result | None] = [None] * len(job_ids)
-        self.unsettled = len(job_ids)
-        self.done = done
-
-    def settle(self, position: int, result: Result) -> None:
-        self.results[position] = result
-        self.unsettled -= 1
-        if self.unsettled == 0 and not self.done.done():
-            self.done.set_result(None)
-
-    def expire(self) -> None:
-        self.fail(DeadlinePassed("no answer within the request's deadline; send less at once or raise the timeout"))
-
-    def fail(self, error: ApplianceError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
 
 
 class Dispatcher(GatewayListener):
@@ -130,23 +102,61 @@ class Dispatcher(GatewayListener):
         `gone` returns when the client has left; the jobs are then cancelled and ClientGone is raised. Every way out
         but success cancels what is still unsettled. Raises Overloaded when full, DeadlinePassed when late.
         """
+        call = WholeCall([job.id for job in jobs])
+        async with self._submitted(call, jobs, gone):
+            await call.done
+        return [result for result in call.results if result is not None]
+
+    @asynccontextmanager
+    async def stream(
+        self, jobs: Sequence[Job], *, gone: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[AsyncIterator[Piece | None]]:
+        """Submit a request's jobs and give what comes of them as it comes; see `StreamCall.pieces`.
+
+        Otherwise like `run`. A job that has begun is not done again: it goes on, or the call fails. So it does when a
+        job that has begun is not heard of for `STREAM_SILENCE_S`: its node says something every second.
+        """
+        call = StreamCall([job.id for job in jobs])
+        async with self._submitted(call, jobs, gone):
+            listening = asyncio.create_task(self._listen(call))
+            try:
+                yield call.pieces()
+            finally:
+                listening.cancel()
+                await asyncio.wait({listening})
+
+    @asynccontextmanager
+    async def _submitted(
+        self, call: Call, jobs: Sequence[Job], gone: Callable[[], Awaitable[None]] | None
+    ) -> AsyncIterator[None]:
+        """The call's jobs are with the queue; it fails when its deadline passes or its client leaves."""
         payloads = [encode_job(job) for job in jobs]
         size = sum(map(len, payloads))
         self._admit(size)
-        call = _Call([job.id for job in jobs], asyncio.get_running_loop().create_future())
         try:
             for position, (job, payload) in enumerate(zip(jobs, payloads, strict=True)):
                 self._pending[job.id] = _Pending(job, call, position)
                 await self._submit(job, payload, message_id=job.id)
-            await _answered(call, gone, deadline_s=jobs[0].deadline_s)
+            watch = Watch(call, gone, left_s=jobs[0].deadline_s - time.time())
+            try:
+                yield
+            finally:
+                await watch.end()
         finally:
             self._requests -= 1
             self._bytes -= size
             telemetry.PENDING_REQUESTS.inc(-1)
             await self._forget(call)
-            if call.done.done() and not call.done.cancelled():
-                call.done.exception()  # retrieved, also when the client left at the same moment
-        return [result for result in call.results if result is not None]
+            call.close()
+
+    async def _listen(self, call: StreamCall) -> None:
+        """Fail the call when one of its jobs falls silent."""
+        while True:
+            await asyncio.sleep(STREAM_SILENCE_S / 4)
+            oldest_s = time.monotonic() - STREAM_SILENCE_S
+            begun = [found for job_id in call.job_ids if (found := self._pending.get(job_id)) and found.is_begun]
+            if any(pending.heard_s < oldest_s for pending in begun):
+                call.fail(EngineFailed("the text broke off: its node fell silent; try again"))
 
     def on_replies(self, payload: bytes) -> None:
         """Take one message from a node."""
@@ -180,7 +190,8 @@ class Dispatcher(GatewayListener):
         """
         if self._resubmission is not None:
             self._resubmission.cancel()  # what it has asked for is lost again
-        self._resubmission = asyncio.get_running_loop().create_task(self._resubmit(list(self._pending.values())))
+        unsettled = [pending for pending in self._pending.values() if not pending.is_begun]
+        self._resubmission = asyncio.get_running_loop().create_task(self._resubmit(unsettled))
 
     async def close(self) -> None:
         """End a resubmission under way."""
@@ -232,7 +243,7 @@ class Dispatcher(GatewayListener):
                     telemetry.RESUBMITTED_JOBS.inc()
                     break
 
-    async def _forget(self, call: _Call) -> None:
+    async def _forget(self, call: Call) -> None:
         """Drop the call's entries; nodes are told of those still unsettled."""
         unsettled = [job_id for job_id in call.job_ids if self._pending.pop(job_id, None) is not None]
         if unsettled:
@@ -240,6 +251,9 @@ class Dispatcher(GatewayListener):
 
     def _take(self, pending: _Pending, reply: Reply) -> None:
         if reply.attempt > pending.attempt:
+            if pending.is_begun:
+                pending.call.fail(EngineFailed("the text broke off: another node began it anew; try again"))
+                return
             pending.start_attempt(reply.attempt)
         if reply.seq != pending.next_seq:
             if reply.attempt < pending.job.attempt_base:
@@ -247,6 +261,8 @@ class Dispatcher(GatewayListener):
             pending.call.fail(EngineFailed("a part of the answer was lost on its way; try again"))
             return
         pending.next_seq += 1
+        if isinstance(pending.call, StreamCall):
+            pending.heard_s = time.monotonic()
         match reply.event:
             case Done() as done:
                 self._settle(pending, done)
@@ -256,6 +272,8 @@ class Dispatcher(GatewayListener):
                 pending.call.fail(failed.error())
             case Beat():
                 pass
+            case Delta() as delta if isinstance(pending.call, StreamCall):
+                pending.call.put(pending.position, delta)
             case part:
                 pending.parts.append(part)
 
@@ -266,50 +284,4 @@ class Dispatcher(GatewayListener):
             return
         self._drain.settled(time.monotonic())
         del self._pending[pending.job.id]
-        pending.call.settle(pending.position, Result(tuple(pending.parts), done.usage, done.truncated, done.space))
-
-
-async def _answered(call: _Call, gone: Callable[[], Awaitable[None]] | None, *, deadline_s: float) -> None:
-    """Wait until the call is settled. Its deadline and its client's leaving fail it, whichever comes first."""
-    watch = _Watch(call, gone, left_s=deadline_s - time.time())
-    try:
-        await call.done
-    finally:
-        await watch.end()
-
-
-class _Watch:
-    """Fails a call whose deadline has passed or whose client has left.
-
-    For the client it begins to look only after a while, with the timer that is there for the deadline anyway: most
-    calls are answered by then, and a task for each would cost a short call more than all its other waiting.
-    """
-
-    __slots__ = ("_call", "_ends_s", "_gone", "_loop", "_task", "_timer")
-
-    def __init__(self, call: _Call, gone: Callable[[], Awaitable[None]] | None, *, left_s: float) -> None:
-        self._call = call
-        self._gone = gone
-        self._loop = asyncio.get_running_loop()
-        self._ends_s = self._loop.time() + left_s
-        self._task: asyncio.Task[None] | None = None
-        if gone is not None and left_s > WATCH_AFTER_S:
-            self._timer = self._loop.call_later(WATCH_AFTER_S, self._begin)
-        else:
-            self._timer = self._loop.call_later(max(0.0, left_s), call.expire)
-
-    async def end(self) -> None:
-        """Stop watching."""
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-
-    def _begin(self) -> None:
-        self._timer = self._loop.call_at(self._ends_s, self._call.expire)
-        self._task = self._loop.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        assert self._gone is not None, "there is a client to watch"
-        await self._gone()
-        self._call.fail(ClientGone("the client closed the connection before its answer was ready"))
+        pending.call.settle(pending.position, tuple(pending.parts), done)

@@ -5,7 +5,7 @@ path; it settles the method, runs the function, and words its errors.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, cast
 
 from litestar import Response, asgi
@@ -14,12 +14,14 @@ from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.params import FromPath
+from litestar.response import Stream
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed, UnknownPath
-from appliance.gateway.http import Answer, Dialect, Headers, Request, answer_of
+from appliance.gateway.http import Answer, Dialect, Headers, Request, StreamedAnswer, answer_of
 
-Endpoint = Callable[[Request], Awaitable[Answer]]
+AnyAnswer = Answer | StreamedAnswer
+Endpoint = Callable[[Request], Awaitable[AnyAnswer]]
 HttpMethodName = Literal["GET", "POST"]
 
 _log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ def route(
         request = Request(cast("HTTPScope", scope), receive)
         endpoint = methods.get(request.method)
         if endpoint is None:
-            answer = _wrong_method(request, allowed)
+            answer: AnyAnswer = _wrong_method(request, allowed)
         else:
             answer = await _settled(endpoint(request), request, dialect=dialect)
         await answer.send(send)
@@ -48,7 +50,7 @@ def route(
 
 
 def named_route(
-    paths: Sequence[str], name: str, method: HttpMethodName, endpoint: Callable[[Request, str], Awaitable[Answer]]
+    paths: Sequence[str], name: str, method: HttpMethodName, endpoint: Callable[[Request, str], Awaitable[AnyAnswer]]
 ) -> HTTPRouteHandler:
     """Serve paths with `{name}` in them, which stands for any text, slashes included; the endpoint gets it, decoded.
 
@@ -60,13 +62,14 @@ def named_route(
     below = [f"{path.partition('/{name}')[0]}/{{rest:path}}" for path in paths]
 
     @litestar_route(below, http_method=[method], name=f"{name}_named", status_code=200)
-    async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes]:
+    async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes] | Stream:
         request.scope["state"]["endpoint"] = name
         inner = Request(request.scope, request.receive)
         found = rest.removeprefix("/")
         if not found.endswith(end) or found == end:
             return as_response(answer_of(UnknownPath(f"unknown path {request.url.path[:200]}")))
-        return as_response(await _settled(endpoint(inner, found.removesuffix(end)), inner, dialect="openai"))
+        answer = await _settled(endpoint(inner, found.removesuffix(end)), inner, dialect="openai")
+        return _as_stream(answer) if isinstance(answer, StreamedAnswer) else as_response(answer)
 
     return handle
 
@@ -77,7 +80,19 @@ def as_response(answer: Answer) -> Response[bytes]:
     return Response(answer.body, status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
 
 
-async def _settled(answering: Awaitable[Answer], request: Request, *, dialect: Dialect) -> Answer:
+def _as_stream(answer: StreamedAnswer) -> Stream:
+    async def parts() -> AsyncIterator[bytes]:
+        try:
+            async for part in answer.parts:
+                yield part
+        finally:
+            await answer.close()
+
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Stream(parts(), status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
+
+
+async def _settled(answering: Awaitable[AnyAnswer], request: Request, *, dialect: Dialect) -> AnyAnswer:
     """The endpoint's answer, or its error in the client's words."""
     try:
         return await answering

@@ -16,7 +16,7 @@ from appliance import telemetry
 from appliance.errors import ApplianceError, DeadlinePassed
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.http import Answer, Request
-from appliance.jobs import Classify, Embed, Extract, Job, Output, Rerank, Task
+from appliance.jobs import Classify, Embed, Extract, Generate, Job, Output, Rerank, Sampling, Task
 
 CANARY_DEADLINE_S = 10.0
 CANARIES: dict[str, Task] = {
@@ -24,6 +24,7 @@ CANARIES: dict[str, Task] = {
     "rerank": Rerank(query="canary", documents=("canary",)),
     "classify": Classify(inputs=("canary",)),
     "extract": Extract(inputs=("canary",)),
+    "generate": Generate(prompt="canary", tokens_max=1, sampling=Sampling(temperature=0.0)),
 }
 RETRY_S = 0.2  # until a model has answered for the first time, or while it fails
 WINDOW_INTERVALS = 3  # a proof older than this many canary intervals and one deadline is stale

@@ -1,6 +1,6 @@
 """What an endpoint sees of HTTP: a `Request` to read and an `Answer` to return."""
 
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl
 
@@ -34,6 +34,38 @@ class Answer(msgspec.Struct, frozen=True):
         ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class StreamedAnswer:
+    """A response that goes out in parts, as they come."""
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        *,
+        content_type: bytes,
+        headers: Headers,
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`close` is called at the end, however it comes, also where no part was ever taken."""
+        self.parts = parts
+        self.content_type = content_type
+        # Proxies are not to collect or compress it.
+        self.headers: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *headers]
+        self.status = 200
+        self.close = close
+
+    async def send(self, send: Send) -> None:
+        """Write it to the client."""
+        try:
+            headers = [(b"content-type", self.content_type), *self.headers]
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            async for part in self.parts:
+                if part:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self.close()
 
 
 class BodyBudget:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import msgspec
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 
-from appliance.gateway.endpoints import Endpoint, HttpMethodName, named_route, route
-from appliance.gateway.http import JSON, Answer, Dialect, Request
+from appliance.gateway.endpoints import AnyAnswer, Endpoint, HttpMethodName, named_route, route
+from appliance.gateway.http import JSON, Dialect, Request
 
 PostOrGet = ASGIRouteHandler | HTTPRouteHandler
-ServeNamed = Callable[[Request, str], Awaitable[Answer]]
+ServeNamed = Callable[[Request, str], Awaitable[AnyAnswer]]
 
 
 @dataclass(frozen=True)

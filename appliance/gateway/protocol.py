@@ -21,6 +21,7 @@ from appliance.gateway.http import answer_of
 
 HEAD_BYTES_MAX = 64 * 1024
 REQUEST_READ_S = 60.0
+READ_S_MAX = 60.0  # of a client that does not take what is written to it
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -186,7 +187,7 @@ class _Exchange(RequestResponseCycle):
     async def send(self, message: Any) -> None:  # `Any`: uvicorn's types of it are private
         """ASGI's `send`."""
         if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+            await self._drained()
         if self.disconnected:
             return
         if self.response_complete:
@@ -195,6 +196,16 @@ class _Exchange(RequestResponseCycle):
             self._begin(message)
         else:
             self._go_on(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    async def _drained(self) -> None:
+        """Wait until the client has taken what was written. One that takes nothing is hung up on."""
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                await self.flow.drain()
+        except TimeoutError:
+            self.transport.abort()
+            self.disconnected = True
+            self.message_event.set()
 
     def _begin(self, message: Any) -> None:
         self.response_started = True

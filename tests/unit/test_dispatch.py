@@ -20,7 +20,8 @@ from appliance.errors import (
     Overloaded,
     QueueUnavailable,
 )
-from appliance.gateway.dispatch import SUBMISSION_STEP, Dispatcher, Result
+from appliance.gateway.dispatch import SUBMISSION_STEP, Dispatcher
+from appliance.gateway.pending_calls import Result
 from appliance.jobs import Done, Embed, Event, Failed, Job, Lane, Reply, Rows, Usage, decode_job, encode_replies
 from tests.node_parts import until
 
@@ -130,7 +131,7 @@ async def test_chunks_answered_out_of_order_come_back_in_order(bench: Bench) -> 
     results = await call
     assert firsts_of(results) == [1.0, 2.0, 3.0, 4.0]
     assert [result.usage.input_tokens for result in results] == [10, 30, 40]
-    assert [result.truncated for result in results] == [(), (2,), ()]
+    assert [result.done.truncated for result in results] == [(), (2,), ()]
     assert bench.queue.cancelled == []
     bench.assert_nothing_is_left()
 

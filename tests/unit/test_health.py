@@ -7,9 +7,10 @@ from typing import get_args
 import pytest
 
 from appliance.errors import DeadlinePassed, EngineFailed
-from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import CANARIES, Canary
-from appliance.jobs import Job, Usage
+from appliance.gateway.pending_calls import Result
+from appliance.jobs import Done, Job, Usage
 from appliance.presets import TaskName
 from tests.node_parts import until
 
@@ -33,7 +34,7 @@ class Answering(Dispatcher):
         await asyncio.sleep(0)
         if fault := self.faults.get(jobs[0].model):
             raise fault
-        return [Result((), Usage(1), ())]
+        return [Result((), Done(Usage(1)))]
 
 
 def test_there_is_a_canary_for_every_task_a_preset_may_name() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, InvalidRequest, StartupError, Undeliverable
-from appliance.gateway.dispatch import Dispatcher, Result
+from appliance.gateway.dispatch import Dispatcher
+from appliance.gateway.pending_calls import Result
 from appliance.jobs import Embed, Job, Lane, Rows
 from appliance.presets import Coefficients, Facts, Preset, Prompts, Tuning
 from appliance.queue.memory import MemoryBroker
