@@ -90,8 +90,8 @@ def _function_tool(tool: Tool, name: str) -> FunctionTool:
         raise UnsupportedParameter(
             f"'{name}' is of type '{tool.type[:50]}', which is not served; only functions are", param=f"{name}.type"
         )
-    tool_name = _name(tool.name, f"{name}.name")
-    _check_schema(tool.parameters, f"{name}.parameters")
+    tool_name = checked_name(tool.name, f"{name}.name")
+    check_schema(tool.parameters, f"{name}.parameters")
     return FunctionTool(name=tool_name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
@@ -181,14 +181,14 @@ def text_settings(text: Text) -> TextSettings:
         return TextSettings(PlainFormat(), verbosity)
     if form.type == "json_object":
         return TextSettings(JsonFormat(), verbosity)
-    name = _name(form.name, "text.format.name")
+    name = checked_name(form.name, "text.format.name")
     schema = _needed(form.schema, "text.format.schema")
-    _check_schema(schema, "text.format.schema")
+    check_schema(schema, "text.format.schema")
     settings = SchemaFormat(name=name, description=form.description, schema=schema, strict=form.strict)
     return TextSettings(settings, verbosity)
 
 
-def _name(value: str | None, field: str) -> str:
+def checked_name(value: str | None, field: str) -> str:
     name = _needed(value, field)
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -203,5 +203,5 @@ def _needed(value: T | None, name: str) -> T:
     return value
 
 
-def _check_schema(schema: JsonObject | None, name: str) -> None:
+def check_schema(schema: JsonObject | None, name: str) -> None:
     check_bounds(schema, name, levels_max=SCHEMA_LEVELS_MAX, values_max=SCHEMA_VALUES_MAX)

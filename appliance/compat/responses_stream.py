@@ -74,6 +74,7 @@ class ResponsesWriter:
     """Writes the events of one response. `response` is what is known before it begins."""
 
     content_type = b"text/event-stream"
+    takes_pings = True
 
     def __init__(self, response: Response) -> None:
         self._response = response

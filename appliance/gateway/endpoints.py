@@ -6,7 +6,7 @@ path; it settles the method, runs the function, and words its errors.
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from litestar import Response, asgi
 from litestar import route as litestar_route
@@ -49,26 +49,36 @@ def route(
     return handle
 
 
-def named_route(
-    paths: Sequence[str], name: str, method: HttpMethodName, endpoint: Callable[[Request, str], Awaitable[AnyAnswer]]
-) -> HTTPRouteHandler:
-    """Serve paths with `{name}` in them, which stands for any text, slashes included; the endpoint gets it, decoded.
+class Named(NamedTuple):
+    """What serves the paths below one that end so."""
 
-    A typed handler, since Litestar reads no path parameters for `@asgi` ones: not for hot paths.
+    name: str  # the endpoint's label in metrics
+    endpoint: Callable[[Request, str], Awaitable[AnyAnswer]]
+
+
+def named_route(bases: Sequence[str], method: HttpMethodName, by_end: Mapping[str, Named]) -> HTTPRouteHandler:
+    """Serve paths below `bases`, by what they end with: "/deployments/{name}/embeddings" by "/embeddings".
+
+    The name stands for any text, slashes included; the endpoint gets it, decoded. A typed handler, since Litestar reads
+    no path parameters for `@asgi` ones: not for the hottest paths.
     """
-    ends = {path.partition("{name}")[2] for path in paths}
-    assert len(ends) == 1, "paths of one operation end alike"
-    (end,) = ends
-    below = [f"{path.partition('/{name}')[0]}/{{rest:path}}" for path in paths]
+    # The longest end first: "/chat/completions" ends with "/completions" too.
+    ends = sorted(by_end, key=len, reverse=True)
+    first = by_end[ends[0]].name
 
-    @litestar_route(below, http_method=[method], name=f"{name}_named", status_code=200)
+    @litestar_route(
+        [f"{base}/{{rest:path}}" for base in bases], http_method=[method], name=f"{first}_named", status_code=200
+    )
     async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes] | Stream:
-        request.scope["state"]["endpoint"] = name
         inner = Request(request.scope, request.receive)
         found = rest.removeprefix("/")
-        if not found.endswith(end) or found == end:
+        end = next((end for end in ends if found.endswith(end) and found != end), None)
+        if end is None:
+            request.scope["state"]["endpoint"] = first
             return as_response(answer_of(UnknownPath(f"unknown path {request.url.path[:200]}")))
-        answer = await _settled(endpoint(inner, found.removesuffix(end)), inner, dialect="openai")
+        named = by_end[end]
+        request.scope["state"]["endpoint"] = named.name
+        answer = await _settled(named.endpoint(inner, found.removesuffix(end)), inner, dialect="openai")
         return _as_stream(answer) if isinstance(answer, StreamedAnswer) else as_response(answer)
 
     return handle

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 
-from appliance.gateway.endpoints import AnyAnswer, Endpoint, HttpMethodName, named_route, route
+from appliance.gateway.endpoints import AnyAnswer, Endpoint, HttpMethodName, Named, named_route, route
 from appliance.gateway.http import JSON, Dialect, Request
 
 PostOrGet = ASGIRouteHandler | HTTPRouteHandler
@@ -40,17 +40,23 @@ class Operation:
 
 
 def handlers(operations: Iterable[Operation]) -> list[PostOrGet]:
-    """Litestar's handlers: one a set of paths, whatever the number of methods."""
+    """Litestar's handlers: one a set of paths, whatever the number of methods, or of ends after a name."""
     by_paths: dict[tuple[str, ...], list[Operation]] = {}
+    by_bases: dict[tuple[tuple[str, ...], HttpMethodName], dict[str, Named]] = {}
     for operation in operations:
-        by_paths.setdefault(operation.paths, []).append(operation)
-    return [_handler(paths, found) for paths, found in by_paths.items()]
+        if operation.serve_named is None:
+            by_paths.setdefault(operation.paths, []).append(operation)
+            continue
+        method: HttpMethodName = "GET" if operation.methods == ("GET",) else "POST"
+        ends = {path.partition("{name}")[2] for path in operation.paths}
+        assert len(ends) == 1, "paths of one operation end alike"
+        bases = tuple(path.partition("/{name}")[0] for path in operation.paths)
+        by_bases.setdefault((bases, method), {})[ends.pop()] = Named(operation.name, operation.serve_named)
+    found: list[PostOrGet] = [_handler(paths, same) for paths, same in by_paths.items()]
+    return found + [named_route(bases, method, by_end) for (bases, method), by_end in by_bases.items()]
 
 
-def _handler(paths: tuple[str, ...], operations: list[Operation]) -> PostOrGet:
+def _handler(paths: tuple[str, ...], operations: list[Operation]) -> ASGIRouteHandler:
     first = operations[0]
-    if first.serve_named is not None:
-        method: HttpMethodName = "GET" if first.methods == ("GET",) else "POST"
-        return named_route(paths, first.name, method, first.serve_named)
     methods = {method: each.serve for each in operations for method in each.methods if each.serve is not None}
     return route(paths, first.name, methods, dialect=first.dialect)

@@ -5,16 +5,31 @@ from dataclasses import replace
 import msgspec
 
 from appliance import telemetry
-from appliance.compat import cohere_classify, cohere_embed, cohere_tokens, extract, openai_embeddings, rerank
+from appliance.compat import (
+    cohere_classify,
+    cohere_embed,
+    cohere_tokens,
+    decisions,
+    extract,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    rerank,
+)
 from appliance.compat.cohere_key import CheckKeyAnswer
 from appliance.compat.models import ModelList, ModelObject
+from appliance.compat.openai_chat_answer import ChatAnswer
+from appliance.compat.responses_answer import Response
 from appliance.gateway import openapi
 from appliance.gateway.calls import Calls
 from appliance.gateway.cohere_classify import Classification
 from appliance.gateway.cohere_embed import CohereEmbeddings
 from appliance.gateway.cohere_tokens import Tokens
+from appliance.gateway.decisions import Decisions
 from appliance.gateway.embeddings import Embeddings
 from appliance.gateway.extract import Extraction
+from appliance.gateway.generation import Generation
 from appliance.gateway.health import Canary, Health
 from appliance.gateway.http import Answer, Request
 from appliance.gateway.models import Models
@@ -36,6 +51,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     cohere_embeddings = CohereEmbeddings(calls)
     embeddings = Embeddings(calls)
     extraction = Extraction(calls)
+    generation = Generation(calls)
     models = Models(calls.catalog)
     reranking = Reranking(calls)
     tokens = Tokens(calls)
@@ -59,6 +75,62 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             answer=openai_embeddings.EmbeddingsAnswer,
             query=("api-version",),
             headers=VECTOR_HEADERS,
+        ),
+        Operation(
+            paths=(*spellings("/v1/chat/completions"), "/openai/v1/chat/completions"),
+            name="chat",
+            summary="Write the next message of a chat, whole or as a stream",
+            serve=generation.endpoint(openai_chat.decode),
+            body=openai_chat.ChatBody,
+            answer=ChatAnswer,
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=("/openai/deployments/{name}/chat/completions",),
+            name="chat",
+            summary="The same at Azure's path, which names the model",
+            serve_named=generation.deployment(openai_chat.decode),
+            body=openai_chat.ChatBody,
+            answer=ChatAnswer,
+            query=("api-version",),
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=(*spellings("/v1/completions"), "/openai/v1/completions"),
+            name="completions",
+            summary="Go on with a text, whole or as a stream",
+            serve=generation.endpoint(openai_completions.decode),
+            body=openai_completions.CompletionBody,
+            answer=openai_completions.CompletionAnswer,
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=("/openai/deployments/{name}/completions",),
+            name="completions",
+            summary="The same at Azure's path, which names the model",
+            serve_named=generation.deployment(openai_completions.decode),
+            body=openai_completions.CompletionBody,
+            answer=openai_completions.CompletionAnswer,
+            query=("api-version",),
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=(*spellings("/v1/responses"), "/openai/v1/responses"),
+            name="responses",
+            summary="Answer to items of a conversation, whole or as a stream of events; nothing is stored",
+            serve=generation.endpoint(openai_responses.decode),
+            body=openai_responses.ResponsesBody,
+            answer=Response,
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=(*spellings("/v1/decisions"), "/openai/v1/decisions"),
+            name="decisions",
+            summary="Say how probable predicates, choices and scores are, given an input",
+            serve=Decisions(calls).post,
+            body=decisions.DecisionsBody,
+            answer=decisions.Decision,
+            headers=("x-appliance-ignored",),
         ),
         Operation(
             paths=spellings("/v1/embed"),
