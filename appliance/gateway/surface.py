@@ -6,6 +6,8 @@ import msgspec
 
 from appliance import telemetry
 from appliance.compat import (
+    cohere_chat,
+    cohere_chat_v1,
     cohere_classify,
     cohere_embed,
     cohere_tokens,
@@ -130,6 +132,26 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve=Decisions(calls).post,
             body=decisions.DecisionsBody,
             answer=decisions.Decision,
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=spellings("/v2/chat"),
+            name="cohere_chat",
+            summary="Write the next message of a chat, as Cohere's v2 API",
+            serve=generation.endpoint(cohere_chat.decode),
+            body=cohere_chat.CohereChatBody,
+            answer=cohere_chat.CohereChatAnswer,
+            dialect="cohere",
+            headers=("x-appliance-ignored",),
+        ),
+        Operation(
+            paths=("/v1/chat", "/v1/v1/chat", "/v2/v1/chat"),
+            name="cohere_chat",
+            summary="Write the next message of a chat, as Cohere's v1 API",
+            serve=generation.endpoint(cohere_chat_v1.decode),
+            body=cohere_chat_v1.CohereChatV1Body,
+            answer=cohere_chat_v1.CohereChatV1Answer,
+            dialect="cohere",
             headers=("x-appliance-ignored",),
         ),
         Operation(
