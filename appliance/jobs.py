@@ -231,6 +231,7 @@ class Chosen(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     logprob: float
     top: tuple[Candidate, ...] = ()
+    id: int = -1  # of the model's vocabulary; -1: not told
 
 
 class CallPart(msgspec.Struct, frozen=True, array_like=True):

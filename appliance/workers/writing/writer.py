@@ -295,6 +295,7 @@ class TextWriter:
                 )
                 if top_ids
                 else (),
+                token,
             )
             for place, token in enumerate(ids)
             if token not in self._writer.end_ids
