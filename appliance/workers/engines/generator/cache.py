@@ -54,6 +54,7 @@ class Cache:
             for _ in range(layers)
         ]
 
+    @torch.inference_mode()
     def copy(self, source: int, target: int, *, tokens: int) -> None:
         """The first tokens of one place are those of another, too."""
         start, end = source * self.capacity, target * self.capacity

@@ -22,8 +22,8 @@ from appliance.workers.engines.generator.model import CausalModel
 from appliance.workers.engines.generator.places import Places, chunk_end
 from appliance.workers.wire import Begin, Grown, Step
 
-# Rows of one pass of texts. Up to here oneDNN computes a row alike in any company (bfloat16 with AMX; see
-# tests/e2e/test_generator.py); the least in float32, whose kernel for a single row is another.
+# Rows of one pass of texts. Up to here a row is computed alike in any company: oneDNN's bfloat16 kernels with AMX, at
+# widths that are multiples of 32; with more rows SmolLM2's are rounded otherwise. See tests/e2e/test_generator.py.
 ROWS_MAX: Final = 32
 # Chunks of a prompt in one step while nothing is written.
 _CHUNKS_MAX: Final = 8
