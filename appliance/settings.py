@@ -30,7 +30,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()  # in the environment: comma-separated
     key_requests_per_minute: Annotated[int, Meta(ge=0, le=10_000_000)] = 0  # of inference by one key; 0: any number
     body_bytes_max: Annotated[int, Meta(ge=1024, le=256 * 1024 * 1024)] = 20 * 1024 * 1024
-    request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    request_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0  # of an answer, or of a stream's first part
+    text_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0  # of a text that is written, to its end
     pending_requests_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     pending_bytes_max: Bytes = 512 * 1024 * 1024
     canary_interval_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0

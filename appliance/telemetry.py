@@ -28,7 +28,19 @@ REQUEST_SECONDS = Histogram(
 INPUT_TOKENS = Counter("appliance_input_tokens_total", "Model tokens answered for", ["model"])
 OUTPUT_TOKENS = Counter("appliance_output_tokens_total", "Tokens of texts that were written", ["model"])
 FIRST_TOKEN_SECONDS = Histogram(
-    "appliance_first_token_seconds", "From a streamed request to the first part of its text", ["model"], buckets=_SECONDS
+    "appliance_first_token_seconds",
+    "From a streamed request to the first part of its text",
+    ["model"],
+    buckets=_SECONDS,
+)
+LATER_TOKEN_SECONDS = Histogram(
+    "appliance_later_token_seconds",
+    "Of a streamed text: the mean time from a token to the next, as its client got them",
+    ["model"],
+    buckets=_SECONDS,
+)
+BROKEN_STREAMS = Counter(
+    "appliance_broken_streams_total", "Streams that ended before their texts, by the error's code", ["model", "code"]
 )
 TRUNCATED_INPUTS = Counter("appliance_truncated_inputs_total", "Inputs cut to the model's length", ["model"])
 PENDING_REQUESTS = Sum(Gauge("appliance_pending_requests", "Requests waiting for a node", multiprocess_mode="livesum"))

@@ -59,14 +59,14 @@ class Calls:
         self.catalog = catalog
         self._dispatcher = dispatcher
         self._canary = canary
-        self._gateway = gateway
+        self.gateway = gateway
         self._queue = queue
         self._prefix = secrets.token_hex(8)  # of this process: with it a count makes ids that no other gateway makes
         self._count = itertools.count()
 
     async def body(self, request: Request) -> bytes:
         """The whole body, within the gateway's limits."""
-        return await request.body(bytes_max=self._gateway.body_bytes_max)
+        return await request.body(bytes_max=self.gateway.body_bytes_max)
 
     def route(self, name: str | None, *tasks: TaskName) -> Route:
         """The model behind a public name, or the default one; it does at least one of `tasks`.
@@ -113,17 +113,25 @@ class Calls:
         """The answer to a task that is not cut into several."""
         return await self._settled(request, model, [(0, task)])
 
-    async def run_each(self, request: Request, model: str, tasks: Sequence[Task]) -> list[Result]:
-        """The answer to each of several tasks, in their order."""
-        results = await self._dispatcher.run(self._jobs(request, model, enumerate(tasks)), gone=request.gone)
+    async def run_each(
+        self, request: Request, model: str, tasks: Sequence[Task], *, within_s: float | None = None
+    ) -> list[Result]:
+        """The answer to each of several tasks, in their order; None: within what the client and we allow any answer."""
+        jobs = self._jobs(request, model, enumerate(tasks), within_s=within_s)
+        results = await self._dispatcher.run(jobs, gone=request.gone)
         self.answered(model, [result.usage for result in results])
         return results
 
     def stream(
-        self, request: Request, model: str, tasks: Sequence[Task]
+        self, request: Request, model: str, tasks: Sequence[Task], *, within_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[Piece | None]]:
         """What comes of each of several tasks, as it comes; see `Dispatcher.stream`."""
-        return self._dispatcher.stream(self._jobs(request, model, enumerate(tasks)), gone=request.gone)
+        jobs = self._jobs(request, model, enumerate(tasks), within_s=within_s)
+        return self._dispatcher.stream(jobs, gone=request.gone)
+
+    def prove(self, model: str) -> None:
+        """The model has answered something: it lives."""
+        self._canary.prove(model)
 
     def answered(self, model: str, usages: Sequence[Usage]) -> None:
         """The model has answered: note that it lives, and what it did."""
@@ -140,9 +148,13 @@ class Calls:
             telemetry.TRUNCATED_INPUTS.labels(model).inc(len(outcome.truncated))
         return outcome
 
-    def _jobs(self, request: Request, model: str, tasks: Iterable[tuple[int, Task]]) -> list[Job]:
+    def _jobs(
+        self, request: Request, model: str, tasks: Iterable[tuple[int, Task]], *, within_s: float | None = None
+    ) -> list[Job]:
         call_id = f"{self._prefix}-{next(self._count)}"
-        deadline_s = time.time() + deadline_after_s(request, timeout_s_max=self._gateway.request_timeout_s)
+        if within_s is None:
+            within_s = deadline_after_s(request, timeout_s_max=self.gateway.request_timeout_s)
+        deadline_s = time.time() + within_s
         traceparent = traceparent_of(request)
         return [
             Job(

@@ -8,7 +8,7 @@ settled job or of nobody's are counted and dropped, and a hole in an attempt's s
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 
@@ -22,7 +22,7 @@ from appliance.errors import (
 )
 from appliance.gateway import shapes
 from appliance.gateway.drain import DrainRate
-from appliance.gateway.pending_calls import Call, Piece, Result, StreamCall, Watch, WholeCall
+from appliance.gateway.pending_calls import WATCH_AFTER_S, Call, Piece, Result, StreamCall, Watch, WholeCall
 from appliance.jobs import (
     Beat,
     Delta,
@@ -120,9 +120,11 @@ class Dispatcher(GatewayListener):
         async with self._submitted(call, jobs, gone):
             listening = asyncio.create_task(self._listen(call))
             try:
-                yield call.pieces()
+                async with aclosing(call.pieces()) as pieces:
+                    yield pieces
             finally:
-                listening.cancel()
+                if not call.has_failed:  # else it ends by itself, once the nodes are told
+                    listening.cancel()
                 await asyncio.wait({listening})
 
     @asynccontextmanager
@@ -137,7 +139,8 @@ class Dispatcher(GatewayListener):
             for position, (job, payload) in enumerate(zip(jobs, payloads, strict=True)):
                 self._pending[job.id] = _Pending(job, call, position)
                 await self._submit(job, payload, message_id=job.id)
-            watch = Watch(call, gone, left_s=jobs[0].deadline_s - time.time())
+            left_s = jobs[0].deadline_s - time.time()
+            watch = Watch(call, gone, left_s=left_s, after_s=0.0 if isinstance(call, StreamCall) else WATCH_AFTER_S)
             try:
                 yield
             finally:
@@ -150,13 +153,16 @@ class Dispatcher(GatewayListener):
             call.close()
 
     async def _listen(self, call: StreamCall) -> None:
-        """Fail the call when one of its jobs falls silent."""
-        while True:
-            await asyncio.sleep(STREAM_SILENCE_S / 4)
+        """Fail the call when one of its jobs falls silent; stop its jobs when it fails.
+
+        Its reader may be at a send to a slow client, and come to know of the failure much later.
+        """
+        while not await call.failed(within_s=STREAM_SILENCE_S / 4):
             oldest_s = time.monotonic() - STREAM_SILENCE_S
             begun = [found for job_id in call.job_ids if (found := self._pending.get(job_id)) and found.is_begun]
             if any(pending.heard_s < oldest_s for pending in begun):
                 call.fail(EngineFailed("the text broke off: its node fell silent; try again"))
+        await self._forget(call)
 
     def on_replies(self, payload: bytes) -> None:
         """Take one message from a node."""
@@ -227,8 +233,11 @@ class Dispatcher(GatewayListener):
 
     async def _resubmit(self, unsettled: Sequence[_Pending]) -> None:
         for pending in unsettled:
-            while self._pending.get(pending.job.id) is pending:  # its deadline bounds this
+            while self._pending.get(pending.job.id) is pending and not pending.is_begun:  # its deadline bounds this
                 job = msgspec.structs.replace(pending.job, attempt_base=pending.job.attempt_base + SUBMISSION_STEP)
+                if isinstance(pending.call, StreamCall):
+                    # Its earlier self must not begin now: then the new one would be a second text.
+                    pending.start_attempt(job.attempt_base)
                 try:
                     await self._submit(job, encode_job(job), message_id=f"{job.id}~{job.attempt_base}")
                 except QueueUnavailable:

@@ -5,7 +5,7 @@ path; it settles the method, runs the function, and words its errors.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
 from litestar import Response, asgi
@@ -14,8 +14,7 @@ from litestar.connection import Request as LitestarRequest
 from litestar.datastructures import State
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from litestar.params import FromPath
-from litestar.response import Stream
-from litestar.types import HTTPScope, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from appliance.errors import ApplianceError, ClientGone, InternalError, MethodNotAllowed, UnknownPath
 from appliance.gateway.http import Answer, Dialect, Headers, Request, StreamedAnswer, answer_of
@@ -69,17 +68,16 @@ def named_route(bases: Sequence[str], method: HttpMethodName, by_end: Mapping[st
     @litestar_route(
         [f"{base}/{{rest:path}}" for base in bases], http_method=[method], name=f"{first}_named", status_code=200
     )
-    async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> Response[bytes] | Stream:
+    async def handle(request: LitestarRequest[object, object, State], rest: FromPath[str]) -> ASGIApp:
         inner = Request(request.scope, request.receive)
         found = rest.removeprefix("/")
         end = next((end for end in ends if found.endswith(end) and found != end), None)
         if end is None:
             request.scope["state"]["endpoint"] = first
-            return as_response(answer_of(UnknownPath(f"unknown path {request.url.path[:200]}")))
+            return _sending(answer_of(UnknownPath(f"unknown path {request.url.path[:200]}")))
         named = by_end[end]
         request.scope["state"]["endpoint"] = named.name
-        answer = await _settled(named.endpoint(inner, found.removesuffix(end)), inner, dialect="openai")
-        return _as_stream(answer) if isinstance(answer, StreamedAnswer) else as_response(answer)
+        return _sending(await _settled(named.endpoint(inner, found.removesuffix(end)), inner, dialect="openai"))
 
     return handle
 
@@ -90,16 +88,13 @@ def as_response(answer: Answer) -> Response[bytes]:
     return Response(answer.body, status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
 
 
-def _as_stream(answer: StreamedAnswer) -> Stream:
-    async def parts() -> AsyncIterator[bytes]:
-        try:
-            async for part in answer.parts:
-                yield part
-        finally:
-            await answer.close()
+def _sending(answer: AnyAnswer) -> ASGIApp:
+    """The answer sends itself: Litestar's own streaming would cancel its clean-up when a client leaves."""
 
-    headers = {name.decode(): value.decode() for name, value in answer.headers}
-    return Stream(parts(), status_code=answer.status, media_type=answer.content_type.decode(), headers=headers)
+    async def send_it(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer.send(send)
+
+    return send_it
 
 
 async def _settled(answering: Awaitable[AnyAnswer], request: Request, *, dialect: Dialect) -> AnyAnswer:

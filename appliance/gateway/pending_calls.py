@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -96,9 +96,26 @@ class StreamCall(Call):
         self._size = 0
         self._error: ApplianceError | None = None
         self._changed = asyncio.Event()
+        self._failed = asyncio.Event()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether what is still given out ends with an error."""
+        return self._error is not None
+
+    async def failed(self, *, within_s: float) -> bool:
+        """Whether it has failed, or does so within a time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._failed.wait()
+        except TimeoutError:
+            return self.has_failed
+        return True
 
     def put(self, position: int, delta: Delta) -> None:
         """The next part of a job's text."""
+        if self.has_failed:
+            return
         self._size += _size_of(delta)
         if self._size > STREAM_BYTES_MAX:
             self._waiting.clear()
@@ -118,6 +135,7 @@ class StreamCall(Call):
     def fail(self, error: ApplianceError) -> None:
         """See `Call`. What came before the error is still given out."""
         self._error = self._error or error
+        self._failed.set()
         self._changed.set()
 
     def close(self) -> None:
@@ -127,7 +145,7 @@ class StreamCall(Call):
     def _is_open(self) -> bool:
         return self._error is None and self._unsettled > 0
 
-    async def pieces(self) -> AsyncIterator[Piece | None]:
+    async def pieces(self) -> AsyncGenerator[Piece | None, None]:
         """What comes, in the order in which it comes, until all jobs are done; raises the call's error.
 
         None is nothing, for `IDLE_S`.
@@ -154,20 +172,22 @@ class StreamCall(Call):
 class Watch:
     """Fails a call whose deadline has passed or whose client has left.
 
-    For the client it begins to look only after a while, with the timer that is there for the deadline anyway: most
+    For the client it begins to look only after `after_s`, with the timer that is there for the deadline anyway: most
     calls are answered by then, and a task for each would cost a short call more than all its other waiting.
     """
 
     __slots__ = ("_call", "_ends_s", "_gone", "_loop", "_task", "_timer")
 
-    def __init__(self, call: Call, gone: Callable[[], Awaitable[None]] | None, *, left_s: float) -> None:
+    def __init__(
+        self, call: Call, gone: Callable[[], Awaitable[None]] | None, *, left_s: float, after_s: float = WATCH_AFTER_S
+    ) -> None:
         self._call = call
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._ends_s = self._loop.time() + left_s
         self._task: asyncio.Task[None] | None = None
-        if gone is not None and left_s > WATCH_AFTER_S:
-            self._timer = self._loop.call_later(WATCH_AFTER_S, self._begin)
+        if gone is not None and left_s > after_s:
+            self._timer = self._loop.call_later(after_s, self._begin)
         else:
             self._timer = self._loop.call_later(max(0.0, left_s), call.expire)
 

@@ -221,7 +221,9 @@ class _Exchange(RequestResponseCycle):
                 self.keep_alive = False
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        self.chunked_encoding = not is_sized and self.scope["method"] != "HEAD" and status not in {204, 304}
+        has_body = self.scope["method"] != "HEAD" and status not in {204, 304}
+        # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
+        self.chunked_encoding = not is_sized and has_body and self.scope["http_version"] != "1.0"
         if self.chunked_encoding:
             lines.append(b"transfer-encoding: chunked\r\n")
         self._head = b"".join(lines)
