@@ -1,91 +1,136 @@
-"""The stream of `/v2/chat`: Cohere's events, and no others: AI SDK's set is closed, so there are no pings either.
+"""The stream of `POST /v2/chat`: Cohere's events and no others, since the AI SDK knows a closed set of them.
 
-A failure in mid-stream is a `message-end` with the reason "ERROR" and its words: cohere-python has no other event that
-it would not swallow.
+Content comes in blocks with an index of their own: a thought, then text. Text is told as content as it comes, though
+calls may follow it, in which case a whole answer would have it as `tool_plan`; only where a call was asked for is it
+sure to be a plan. Log-probabilities come with content; what calls are made of has no place for them.
+
+A stream that breaks off ends with `message-end` and the reason ERROR, an `error`, no usage and no `[DONE]`. Cohere's
+clients pass that on; without a usage the AI SDK reports an error of its own and LangChain raises one, where both would
+take a complete event for a complete answer.
 """
 
-import uuid
+from collections.abc import Mapping
 
-from appliance.compat import sse
-from appliance.compat.cohere_generation import as_ascii, ended, tokens_of
+from appliance.compat import cohere_errors, sse
+from appliance.compat.cohere_chat_answer import CohereUsage, logprob_item, new_call_id, new_id
+from appliance.compat.cohere_generation import as_ascii, finish_of
 from appliance.errors import ApplianceError
-from appliance.jobs import CallPart, Delta, Done
+from appliance.jobs import CallPart, Chosen, Delta, Done
+
+# cohere-node ends where a line has this in it, be it in a text.
+_TERMINATOR = b"[DONE]"
+_TERMINATOR_IN_TEXT = b"\\u005bDONE]"
 
 
 class CohereChatWriter:
-    """Writes the events of one request."""
+    """Writes the events of one answer."""
 
     content_type = sse.EVENT_STREAM
     takes_pings = False
 
-    def __init__(self) -> None:
-        self._index = -1  # of the content or call at hand
-        self._open = ""  # what is at hand: "text", "thinking", "call"
-        self._call = -1
+    def __init__(self, *, is_plan: bool = False, has_thoughts: bool = True) -> None:
+        """`is_plan`: text is the plan of a call that was asked for."""
+        self._is_plan = is_plan
+        self._has_thoughts = has_thoughts
+        self._id = new_id()
+        self._blocks = 0
+        self._block = ""  # the type of the content that is being written
+        self._call: int | None = None  # the call that is
+        self._has_said = False  # anything but thoughts
+        self._tokens: list[Chosen] = []  # of text that is held back
 
     def start(self) -> bytes:
         """The message begins."""
-        message = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
-        return _event("message-start", id=str(uuid.uuid4()), delta={"message": message})
+        return _event("message-start", {"id": self._id, "delta": {"message": {"role": "assistant"}}})
 
     def delta(self, choice: int, delta: Delta) -> bytes:
-        """The next part."""
-        parts: list[bytes] = []
-        if delta.reasoning:
-            parts.append(self._content("thinking", delta.reasoning))
-        if delta.text:
-            parts.append(self._content("text", delta.text))
-        parts += [self._called(part) for part in delta.calls]
-        return b"".join(parts)
+        """What was thought, said and called next."""
+        events: list[bytes] = []
+        self._tokens += delta.logprobs
+        if delta.reasoning and not self._has_thoughts:
+            self._tokens.clear()
+        elif delta.reasoning:
+            events += self._content("thinking", delta.reasoning)
+        if delta.text and self._is_plan:
+            events.append(_event("tool-plan-delta", {"delta": {"message": {"tool_plan": delta.text}}}))
+        elif delta.text:
+            events += self._content("text", delta.text)
+        for part in delta.calls:
+            events += self._part(part)
+        self._has_said |= bool(delta.text or delta.calls)
+        return b"".join(events)
 
     def finish(self, choice: int, done: Done) -> bytes:
-        """The message is complete."""
-        tokens = tokens_of(done.usage)
-        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": done.usage.cached_tokens}
-        # A message without any content has an empty one, which clients look for.
-        begun = b"" if self._index >= 0 else self._begin("text")
-        return begun + self._end_content() + _event("message-end", delta={"finish_reason": ended(done), "usage": usage})
+        """The message ends; one in which nothing was said has an empty text."""
+        events: list[bytes] = []
+        if not self._has_said and not self._is_plan:
+            events += self._content("text", "")
+        events += self._end()
+        reason = finish_of(done.finish, done.stop)
+        events.append(_event("message-end", {"delta": {"finish_reason": reason, "usage": CohereUsage.of(done.usage)}}))
+        return b"".join(events)
 
     def end(self) -> bytes:
-        """Nothing more: Cohere has no `[DONE]`."""
-        return b""
+        """All is there."""
+        return sse.DONE
 
     def error(self, error: ApplianceError) -> bytes:
-        """The stream ends here."""
-        return self._end_content() + _event("message-end", delta={"finish_reason": "ERROR", "error": error.message})
+        """The stream ends here; see the module on what is left out and why."""
+        message = str(cohere_errors.body(error)["message"])
+        return _event("message-end", {"id": self._id, "delta": {"finish_reason": "ERROR", "error": message}})
 
-    def _content(self, kind: str, text: str) -> bytes:
-        begun = b"" if self._open == kind else self._end_content() + self._begin(kind)
-        return begun + _event("content-delta", index=self._index, delta={"message": {"content": {kind: text}}})
+    def _content(self, kind: str, piece: str) -> list[bytes]:
+        events: list[bytes] = []
+        if self._block != kind:
+            events += self._end()
+            begun = {"type": kind, kind: ""}
+            events.append(self._of_block("content-start", {"delta": {"message": {"content": begun}}}))
+            self._block = kind
+        if piece:
+            events.append(self._piece(kind, piece))
+        return events
 
-    def _begin(self, kind: str) -> bytes:
-        self._index += 1
-        self._open = kind
-        return _event("content-start", index=self._index, delta={"message": {"content": {"type": kind, kind: ""}}})
+    def _piece(self, kind: str, piece: str) -> bytes:
+        fields: dict[str, object] = {"delta": {"message": {"content": {kind: piece}}}}
+        if self._tokens:
+            fields["logprobs"] = logprob_item(self._tokens)
+            self._tokens.clear()
+        return self._of_block("content-delta", fields)
 
-    def _called(self, part: CallPart) -> bytes:
-        begun = b""
-        if self._open != "call" or part.index != self._call:
-            begun = self._end_content()
-            self._index += 1
-            self._open, self._call = "call", part.index
-            call = {
-                "id": f"call_{uuid.uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": part.name, "arguments": ""},
-            }
-            begun += _event("tool-call-start", index=self._index, delta={"message": {"tool_calls": call}})
-        if not part.arguments:
-            return begun
-        message = {"tool_calls": {"function": {"arguments": part.arguments}}}
-        return begun + _event("tool-call-delta", index=self._index, delta={"message": message})
+    def _part(self, part: CallPart) -> list[bytes]:
+        events: list[bytes] = []
+        self._tokens.clear()
+        if self._call != part.index:
+            events += self._end()
+            self._call = part.index
+            call = {"id": new_call_id(), "type": "function", "function": {"name": part.name, "arguments": ""}}
+            events.append(self._of_call("tool-call-start", {"delta": {"message": {"tool_calls": call}}}))
+        if part.arguments:
+            more = {"function": {"arguments": part.arguments}}
+            events.append(self._of_call("tool-call-delta", {"delta": {"message": {"tool_calls": more}}}))
+        return events
 
-    def _end_content(self) -> bytes:
-        kind, self._open = self._open, ""
-        if not kind:
-            return b""
-        return _event("tool-call-end" if kind == "call" else "content-end", index=self._index)
+    def _end(self) -> list[bytes]:
+        """Ends the content or the call that is open."""
+        events: list[bytes] = []
+        if self._block:
+            if self._tokens:  # of what was held back for good: a stop sequence
+                events.append(self._piece(self._block, ""))
+            events.append(self._of_block("content-end", {}))
+            self._blocks += 1
+            self._block = ""
+        if self._call is not None:
+            events.append(self._of_call("tool-call-end", {}))
+            self._call = None
+        return events
+
+    def _of_block(self, kind: str, fields: Mapping[str, object]) -> bytes:
+        return _event(kind, {"index": self._blocks, **fields})
+
+    def _of_call(self, kind: str, fields: Mapping[str, object]) -> bytes:
+        return _event(kind, {"index": self._call, **fields})
 
 
-def _event(kind: str, **fields: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), as_ascii({"type": kind, **fields}))
+def _event(kind: str, fields: Mapping[str, object]) -> bytes:
+    line = as_ascii({"type": kind, **fields}).replace(_TERMINATOR, _TERMINATOR_IN_TEXT)
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), line)

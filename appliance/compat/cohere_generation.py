@@ -1,99 +1,91 @@
-"""What Cohere's two chat APIs share: sampling, documents, functions and forms, as tasks have them. Pure."""
+"""What Cohere's two chat APIs share: how to sample, where to stop, in what form, and why a text ended. Pure."""
 
 import json
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-from appliance.compat.items import CalledFunction, Message, TextPart, ToolCall
 from appliance.compat.json_bounds import JsonObject
 from appliance.compat.responses_settings import check_schema
 from appliance.compat.sampling import checked_stop, seed_of
-from appliance.errors import InvalidRequest
-from appliance.jobs import Done, Finish, Sampling, Usage
+from appliance.errors import InvalidRequest, UnsupportedParameter
+from appliance.jobs import Finish, Generate, Sampling, Usage
 
-STOPS_MAX = 5
-TEMPERATURE = 0.3  # Cohere's own defaults
-P = 0.75
-DOCUMENTS_MAX = 1000
+STOPS_MAX: Final = 5
+# What Cohere samples with when it is not told.
+TEMPERATURE: Final = 0.3
+P: Final = 0.75
 
 FinishReason = Literal["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL", "ERROR"]
+SafetyMode = Literal["CONTEXTUAL", "STRICT", "NONE", "OFF"]
+Penalty = Annotated[float, Meta(ge=0, le=1)]
+Natural = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
-_encoder = msgspec.json.Encoder()
+
+class CohereFormat(msgspec.Struct, frozen=True):
+    """The form of an answer. v1 says `schema`, v2 `json_schema`; either is read."""
+
+    type: Literal["text", "json_object"]
+    schema: JsonObject | None = None
+    json_schema: JsonObject | None = None
 
 
-def sampling_of(
-    *,
-    temperature: float | None,
-    k: int | None,
-    p: float | None,
-    seed: int | None,
-    frequency_penalty: float | None,
-    presence_penalty: float | None,
-) -> Sampling:
-    """In Cohere's words and with its defaults."""
-    return Sampling(
-        temperature=TEMPERATURE if temperature is None else temperature,
-        top_p=P if p is None else p or 1.0,
-        top_k=k or 0,
-        frequency_penalty=frequency_penalty or 0.0,
-        presence_penalty=presence_penalty or 0.0,
-        seed=None if seed is None else seed_of(seed),
+class CohereSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of both bodies, in Cohere's ranges. A `p` of 0 is none, as `k` is; `p` may also be 1."""
+
+    stream: bool | None = None
+    max_tokens: Natural | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    k: Annotated[int, Meta(ge=0, le=500)] | None = None
+    p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop_sequences: list[str] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    response_format: CohereFormat | None = None
+    safety_mode: SafetyMode | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Of the served model."""
+
+    input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> "Tokens":
+        """In Cohere's words."""
+        return cls(usage.input_tokens, usage.output_tokens)
+
+
+def task_of(settings: CohereSettings, **words: Any) -> Generate:  # `Any`: fields of `Generate`
+    """A `Generate` of these settings; `words` are its other fields.
+
+    Raises InvalidRequest or UnsupportedParameter, which names the field.
+    """
+    _check_safety(settings.safety_mode)
+    form, pattern = _form(settings.response_format)
+    return Generate(
+        form=form,
+        pattern=pattern,
+        tokens_max=settings.max_tokens,
+        stop=checked_stop(settings.stop_sequences, field="stop_sequences", count_max=STOPS_MAX),
+        sampling=Sampling(
+            temperature=TEMPERATURE if settings.temperature is None else settings.temperature,
+            top_p=P if settings.p is None else settings.p or 1.0,
+            top_k=settings.k or 0,
+            frequency_penalty=settings.frequency_penalty or 0.0,
+            presence_penalty=settings.presence_penalty or 0.0,
+            seed=None if settings.seed is None else seed_of(settings.seed),
+        ),
+        is_streamed=bool(settings.stream),
+        **words,
     )
-
-
-def stops_of(stops: list[str] | None) -> tuple[str, ...]:
-    """Raises InvalidRequest for too many, or empty ones."""
-    return checked_stop(stops, field="stop_sequences", count_max=STOPS_MAX)
-
-
-def form_of(
-    kind: Literal["text", "json_object"] | None, schema: JsonObject | None
-) -> tuple[Literal["text", "json_object", "json_schema"], bytes]:
-    """The form of an answer, as `jobs.Generate` has it. Raises InvalidRequest for a schema that is out of bounds."""
-    if kind != "json_object":
-        if schema is not None:
-            raise InvalidRequest("a schema needs the type 'json_object'", param="response_format.type")
-        return "text", b""
-    if schema is None:
-        return "json_object", b""
-    check_schema(schema, "response_format.schema")
-    return "json_schema", _encoder.encode(schema)
-
-
-def documents_text(documents: Sequence[Any]) -> str:  # `Any`: a text, or an object of any fields
-    """Documents as the model reads them, one after another, for the system's message. No citations come of them."""
-    if len(documents) > DOCUMENTS_MAX:
-        raise InvalidRequest(
-            f"'documents' has {len(documents)} documents, the limit is {DOCUMENTS_MAX}", param="documents"
-        )
-    listed = "\n\n".join(
-        f"Document {number}:\n{document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)}"
-        for number, document in enumerate(documents)
-    )
-    return f"Answer with the help of these documents where they help.\n\n{listed}"
-
-
-def called(call_id: str, name: str, arguments: str) -> ToolCall:
-    """A call, as chats have it."""
-    return ToolCall(call_id, CalledFunction(name, arguments))
-
-
-def written_messages(messages: Sequence[Message], preamble: str) -> bytes:
-    """As tasks have them, with a preamble in front of what the system says."""
-    if preamble:
-        first = messages[0] if messages else None
-        if first is not None and first.role == "system":
-            said = first.content if isinstance(first.content, str) else "\n".join(_texts(first.content))
-            messages = [Message("system", f"{said}\n\n{preamble}"), *messages[1:]]
-        else:
-            messages = [Message("system", preamble), *messages]
-    return _encoder.encode(messages)
 
 
 def finish_of(finish: Finish, stop: str) -> FinishReason:
-    """Why a text ended."""
+    """Why a text ended; `stop` is the sequence before which it did."""
     match finish:
         case "length":
             return "MAX_TOKENS"
@@ -103,20 +95,33 @@ def finish_of(finish: Finish, stop: str) -> FinishReason:
             return "STOP_SEQUENCE" if stop else "COMPLETE"
 
 
-def ended(done: Done) -> FinishReason:
-    """The same of a stream."""
-    return finish_of(done.finish, done.stop)
-
-
-def tokens_of(usage: Usage) -> dict[str, int]:
-    """Input and output."""
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-
-
 def as_ascii(event: object) -> bytes:
-    """JSON without a byte over 127: cohere-python decodes each piece of a response that it receives apart."""
-    return json.dumps(event, separators=(",", ":")).encode()
+    """JSON on one line without a byte over 127.
+
+    cohere-python's older line decodes each piece of a stream that it receives apart, and takes U+2028 for a line's end.
+    """
+    return json.dumps(msgspec.to_builtins(event), separators=(",", ":")).encode()
 
 
-def _texts(parts: Sequence[TextPart] | None) -> list[str]:
-    return [part.text for part in parts or ()]
+def _check_safety(mode: SafetyMode | None) -> None:
+    """Cohere tells its models in their prompt to be safe. These are told nothing, so "STRICT" cannot be kept."""
+    if mode == "STRICT":
+        raise UnsupportedParameter(
+            "'safety_mode' is 'STRICT', which is not served: no safety instruction is put into prompts here",
+            param="safety_mode",
+        )
+
+
+def _form(wanted: CohereFormat | None) -> tuple[Literal["text", "json_object", "json_schema"], bytes]:
+    if wanted is None:
+        return "text", b""
+    schema = wanted.schema if wanted.json_schema is None else wanted.json_schema
+    name = "response_format.schema" if wanted.json_schema is None else "response_format.json_schema"
+    if schema is None:
+        return wanted.type, b""
+    if wanted.type == "text":
+        raise InvalidRequest(f"'{name}' needs 'response_format.type' to be 'json_object'", param=name)
+    if wanted.schema is not None and wanted.schema != schema:
+        raise InvalidRequest("'response_format' has two schemas; send one", param="response_format.schema")
+    check_schema(schema, name)
+    return "json_schema", msgspec.json.encode(schema)

@@ -19,6 +19,8 @@ from appliance.compat import (
     openai_responses,
     rerank,
 )
+from appliance.compat.cohere_chat_answer import CohereChatAnswer
+from appliance.compat.cohere_chat_v1_answer import CohereChatV1Answer
 from appliance.compat.cohere_key import CheckKeyAnswer
 from appliance.compat.models import ModelList, ModelObject
 from appliance.compat.openai_chat_answer import ChatAnswer
@@ -140,7 +142,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             summary="Write the next message of a chat, as Cohere's v2 API",
             serve=generation.endpoint(cohere_chat.decode),
             body=cohere_chat.CohereChatBody,
-            answer=cohere_chat.CohereChatAnswer,
+            answer=CohereChatAnswer,
             dialect="cohere",
             headers=("x-appliance-ignored",),
         ),
@@ -150,7 +152,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             summary="Write the next message of a chat, as Cohere's v1 API",
             serve=generation.endpoint(cohere_chat_v1.decode),
             body=cohere_chat_v1.CohereChatV1Body,
-            answer=cohere_chat_v1.CohereChatV1Answer,
+            answer=CohereChatV1Answer,
             dialect="cohere",
             headers=("x-appliance-ignored",),
         ),
