@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 import httpx
+import msgspec
 import numpy as np
 from litestar.types import ASGIApp
 
@@ -17,11 +18,16 @@ from appliance.gateway.health import Canary
 from appliance.gateway.operation import Operation
 from appliance.gateway.surface import operations
 from appliance.jobs import (
+    CallPart,
+    Candidate,
+    Chosen,
     Classify,
     Decide,
+    Delta,
     Detokenize,
     Done,
     Embed,
+    Event,
     Extract,
     Failed,
     Generate,
@@ -43,6 +49,7 @@ from appliance.jobs import (
     Tokenized,
     TokenRows,
     Usage,
+    Weights,
     decode_job,
     encode_replies,
 )
@@ -52,13 +59,16 @@ from appliance.settings import AliasSettings, GatewaySettings, QueueSettings, Se
 KEY = "sk-the-key"
 WIDTH = 4
 TOKENS_OF_AN_INPUT = 10
+ARGUMENTS = '{"city": "Köln"}'  # of every function call
 LABEL_NAMES = ("negative", "positive")
 MODELS = (
     Facts("org/embedder", tasks=("embed",), width=WIDTH, outputs=("dense", "sparse", "multivector")),
     Facts("org/ranker", tasks=("rerank",), aliases=("rerank-v3.5",)),
     Facts("org/classifier", tasks=("classify",)),
     Facts("org/finder", tasks=("extract",)),
+    Facts("org/writer", tasks=("generate",), aliases=("gpt-4o-mini",)),
 )
+MESSAGES = [{"role": "user", "content": "one two"}]
 # A request that each endpoint answers.
 BODIES: dict[str, dict[str, object]] = {
     "/v1/embeddings": {"model": "org/embedder", "input": "a"},
@@ -71,16 +81,28 @@ BODIES: dict[str, dict[str, object]] = {
     "/v1/tokenize": {"model": "org/ranker", "text": "a"},
     "/v1/detokenize": {"model": "org/ranker", "tokens": [97]},
     "/v1/extract": {"model": "org/finder", "input": "a"},
+    "/v1/chat/completions": {"model": "org/writer", "messages": MESSAGES},
+    "/openai/deployments/{name}/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"model": "org/writer", "prompt": "one two"},
+    "/openai/deployments/{name}/completions": {"prompt": "one two"},
+    "/v1/responses": {"model": "org/writer", "input": "one two"},
+    "/v1/decisions": {
+        "model": "org/writer",
+        "input": "one two",
+        "questions": [{"type": "predicate", "instructions": "is it one?"}],
+    },
+    "/v2/chat": {"model": "org/writer", "messages": MESSAGES},
+    "/v1/chat": {"model": "org/writer", "message": "one two"},
 }
 
 
 def url_of(path: str) -> str:
     """A path of the table with a model's name in it, where it takes one."""
-    return path.replace("{name}", "org/embedder")
+    return path.replace("{name}", "org/embedder" if path.endswith("/embeddings") else "org/writer")
 
 
 class AnsweringQueue:
-    """Answers each job at once, with `answer_to`'s parts; or with `failure`, or not at all."""
+    """Answers each job at once, with `answer_to`'s parts; or with `failure`, or as the test says (`say`)."""
 
     reply_to = "replies.here"
     payload_bytes_max = 8_000_000
@@ -92,28 +114,48 @@ class AnsweringQueue:
         self.truncated: tuple[int, ...] = ()
         self.space = ""
         self.parts: list[Part] | None = None  # instead of what belongs to the task
+        self.is_silent = False  # nothing is answered but what `say` is told to
+        self.cancelled: list[str] = []
+        self._said: dict[str, int] = {}
         self._dispatcher = dispatcher
 
     async def submit(self, *, job_id: str, message_id: str, model: str, lane: Lane, payload: bytes) -> None:
         job = decode_job(payload)
         self.jobs.append(job)
+        if self.is_silent:
+            return
         parts = answer_to(job.task) if self.parts is None else self.parts
+        events = [*parts, self.done(job)] if self.failure is None else [self.failure]
+        asyncio.get_running_loop().call_soon(self.say, job_id, *events)
+
+    async def cancel(self, job_ids: Sequence[str]) -> None:
+        self.cancelled += job_ids
+
+    def say(self, job_id: str, *events: Event) -> None:
+        """The next events of a job, as a node would send them."""
+        first = self._said.get(job_id, 0)
+        self._said[job_id] = first + len(events)
+        replies = [Reply(job_id, 1, seq, event) for seq, event in enumerate(events, first)]
+        self._dispatcher.on_replies(encode_replies(replies))
+
+    def done(self, job: Job) -> Done:
+        """The end of a job's answer."""
+        if isinstance(job.task, Generate):
+            return ending_of(job.task)
         numbers = range(job.first_index, job.first_index + inputs_of(job.task))
-        done = Done(
+        return Done(
             Usage(TOKENS_OF_AN_INPUT * len(numbers)),
             tuple(number for number in self.truncated if number in numbers),
             self.space,
         )
-        events = [*parts, done] if self.failure is None else [self.failure]
-        replies = [Reply(job_id, 1, seq, event) for seq, event in enumerate(events)]
-        asyncio.get_running_loop().call_soon(self._dispatcher.on_replies, encode_replies(replies))
-
-    async def cancel(self, job_ids: Sequence[str]) -> None:
-        """Nothing is ever under way."""
 
 
-def answer_to(task: Task) -> list[Part]:
-    """Vectors of ones; a document that is a number is as relevant as that; capital words are persons."""
+def answer_to(task: Task) -> list[Part]:  # noqa: PLR0911  # a table
+    """Vectors of ones; a document that is a number is as relevant as that; capital words are persons.
+
+    What is written are the words of the last message or prompt again, each a token and a part; or a call of the first
+    function, where one must be called. Everything asked of it is as probable as everything else.
+    """
     match task:
         case Embed():
             return _embedded(task)
@@ -127,10 +169,27 @@ def answer_to(task: Task) -> list[Part]:
             return [Tokenized(tuple(map(ord, text)), tuple(text))]
         case Detokenize(ids=ids):
             return [Text("".join(chr(number % 128) for number in ids))]
-        case Generate() | Decide():
-            raise NotImplementedError
+        case Generate():
+            deltas = _deltas(task)
+            return [*deltas] if task.is_streamed else [_merged(deltas)]
+        case Decide(questions=questions):
+            options = [max(1, len(question.options)) for question in questions]
+            return [Weights(tuple(_floats([1 / max(2, count)] * count) for count in options))]
         case _:
             assert_never(task)
+
+
+def ending_of(task: Generate) -> Done:
+    """How a text ends: with a call, before a stop string, at the limit, or by itself."""
+    words = _words(task)
+    tokens = len(_cut(words, task))
+    usage = Usage(TOKENS_OF_AN_INPUT, output_tokens=tokens + 1)
+    if _must_call(task):
+        return Done(usage, finish="tool_calls")
+    if task.tokens_max is not None and len(words) > task.tokens_max:
+        return Done(Usage(TOKENS_OF_AN_INPUT, output_tokens=tokens), finish="length")
+    stop = next((word.strip() for word in words if word.strip() in task.stop), "")
+    return Done(usage, stop=stop)
 
 
 def inputs_of(task: Task) -> int:
@@ -187,6 +246,57 @@ class Gateway:
         return httpx.AsyncClient(
             transport=transport, base_url="http://appliance", headers={"authorization": f"Bearer {KEY}", **headers}
         )
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    function: dict[str, msgspec.Raw]
+
+
+class _Said(msgspec.Struct, frozen=True):
+    content: str | list[dict[str, str]] | None = None
+
+
+def _words(task: Generate) -> list[str]:
+    """With the space before each."""
+    text = task.prompt
+    if task.messages:
+        content = msgspec.json.decode(task.messages, type=list[_Said])[-1].content or ""
+        text = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+    return re.findall(r"^\S+|\s+\S+", text) or ["nothing"]
+
+
+def _cut(words: Sequence[str], task: Generate) -> list[str]:
+    kept = words[: task.tokens_max]
+    ends = [number for number, word in enumerate(kept) if word.strip() in task.stop]
+    return list(kept[: ends[0]] if ends else kept)
+
+
+def _must_call(task: Generate) -> bool:
+    return task.tool_choice == "required"
+
+
+def _deltas(task: Generate) -> list[Delta]:
+    if _must_call(task):
+        tool = msgspec.json.decode(task.tools, type=list[_Tool])[0]
+        name = task.tool_name or msgspec.json.decode(tool.function["name"], type=str)
+        return [Delta(calls=(CallPart(0, name),)), Delta(calls=(CallPart(0, arguments=ARGUMENTS),))]
+    return [
+        Delta(word, logprobs=() if task.top_logprobs is None else (_chosen(word, task.top_logprobs),))
+        for word in _cut(_words(task), task)
+    ]
+
+
+def _chosen(word: str, top: int) -> Chosen:
+    data = word.encode()
+    return Chosen(data, -0.5, tuple(Candidate(data, -0.5 - number) for number in range(top)), id=len(data))
+
+
+def _merged(deltas: Sequence[Delta]) -> Delta:
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        calls=tuple(part for delta in deltas for part in delta.calls),
+        logprobs=tuple(chosen for delta in deltas for chosen in delta.logprobs),
+    )
 
 
 def _embedded(task: Embed) -> list[Part]:
