@@ -128,6 +128,8 @@ class StreamCall(Call):
 
     def settle(self, position: int, parts: tuple[Part, ...], done: Done) -> None:
         """See `Call`."""
+        if self.has_failed:
+            return
         self._unsettled -= 1
         self._waiting.append(Piece(position, done))
         self._changed.set()
