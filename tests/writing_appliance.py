@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,15 @@ class Asker:
             if isinstance(reply.event, Done | Failed):
                 return
 
+    def unheard(self, job_id: str) -> int:
+        """Replies that came and that nobody has looked at."""
+        return self._replies[job_id].qsize()
+
+    def kill_engine(self) -> None:
+        """As the kernel kills what takes too much memory."""
+        assert self.engine is not None
+        os.kill(self.engine.pid, signal.SIGKILL)
+
     async def cancel(self, job_id: str) -> None:
         """Nobody waits any more."""
         assert self.queue is not None
@@ -101,12 +112,19 @@ class Asker:
 
 
 @asynccontextmanager
-async def writing_appliance(
-    model: WrittenModel, *, sockets_dir: Path, engine: str = "generator", settings: QueueSettings | None = None
-) -> AsyncIterator[Asker]:
-    """One engine process on the CPU, from its start to its end."""
+async def asking(broker: MemoryBroker) -> AsyncIterator[Asker]:
+    """Somebody who asks, whoever answers."""
     asker = Asker()
-    broker = MemoryBroker(settings or QueueSettings())
+    async with broker.gateway_queue(asker) as queue:
+        asker.queue = queue
+        yield asker
+
+
+@asynccontextmanager
+async def writing_node(
+    asker: Asker, broker: MemoryBroker, model: WrittenModel, *, sockets_dir: Path, engine: str = "generator"
+) -> AsyncIterator[None]:
+    """A node with one engine process on the CPU, from its start to its end."""
     stop = asyncio.Event()
 
     def start() -> TextEngineProcess:
@@ -119,18 +137,27 @@ async def writing_appliance(
         )
         return asker.engine
 
-    async with AsyncExitStack() as stack:
-        asker.queue = await stack.enter_async_context(broker.gateway_queue(asker))
+    async with broker.node_queue() as queue:
         node = WritingNode(
-            await stack.enter_async_context(broker.node_queue()),
+            queue,
             model=model,
             place=WritingPlace("cpu", "cpu", 1, start),
-            worker=WorkerSettings(calibration_s=0, drain_s=2),
+            worker=WorkerSettings(calibration_s=0, drain_s=0.5),
             settings=broker.settings,
         )
         serving = asyncio.create_task(node.run(stop))
         try:
-            yield asker
+            yield
         finally:
             stop.set()
             await asyncio.wait_for(serving, STOP_S)
+
+
+@asynccontextmanager
+async def writing_appliance(
+    model: WrittenModel, *, sockets_dir: Path, engine: str = "generator"
+) -> AsyncIterator[Asker]:
+    """One node, and somebody who asks."""
+    broker = MemoryBroker(QueueSettings())
+    async with asking(broker) as asker, writing_node(asker, broker, model, sockets_dir=sockets_dir, engine=engine):
+        yield asker
