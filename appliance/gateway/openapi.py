@@ -28,6 +28,8 @@ HEADERS: dict[str, str] = {
     "x-appliance-truncated": "Indices of inputs that were cut to the model's length, comma-separated",
     "x-appliance-space": "What vectors must share to be compared: model, weights, pooling, prompts, width, padding",
     "x-appliance-fingerprint": "The same in 16 digits; `x-appliance-expect-fingerprint` of a request refuses another",
+    "cache-control": "Of a stream: no-cache",
+    "x-accel-buffering": "Of a stream: no, so that proxies pass its parts on as they come",
     "retry-after": "Seconds to wait before the next attempt, between 1 and 60",
     "retry-after-ms": "The same in milliseconds",
     "allow": "The methods that the path takes",
@@ -51,6 +53,7 @@ FAULT_HEADERS: dict[int, tuple[str, ...]] = {
     429: ("retry-after", "retry-after-ms"),
     503: ("retry-after", "retry-after-ms"),
 }
+_STREAM_HEADERS = ("cache-control", "x-accel-buffering")
 _OF_ALL = (405, 500)
 _OF_BODIES = (400, 404, 408, 413, 429, 503, 504)
 
@@ -132,7 +135,7 @@ def _operation(operation: Operation, method: str, refs: dict[type[msgspec.Struct
 
 
 def _responses(operation: Operation, method: str, refs: dict[type[msgspec.Struct], Json]) -> Json:
-    names = ("x-request-id", *operation.headers)
+    names = ("x-request-id", *operation.headers, *(_STREAM_HEADERS if operation.stream_type else ()))
     answered: Json = {"description": "The answer", "headers": {name: _ref("headers", name) for name in names}}
     if method != "HEAD":
         answered["content"] = _content(operation, refs)
@@ -153,7 +156,8 @@ def _responses(operation: Operation, method: str, refs: dict[type[msgspec.Struct
 def _content(operation: Operation, refs: dict[type[msgspec.Struct], Json]) -> Json:
     if operation.answer is None:
         return {operation.content_type.decode(): {}}
-    return _forms(refs[operation.answer])
+    streamed: Json = {operation.stream_type.decode(): {}} if operation.stream_type else {}
+    return _forms(refs[operation.answer]) | streamed
 
 
 def _forms(schema: Json) -> Json:

@@ -32,6 +32,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None  # what it takes, as JSON or msgpack
     answer: type[msgspec.Struct] | None = None  # what it answers with; None: something else than an object
     content_type: bytes = JSON  # of the answer
+    stream_type: bytes = b""  # of the stream that comes instead where the body asks for one; b"": there is none
     query: tuple[str, ...] = ()  # parameters of the URL that are read, or known and ignored
     dialect: Dialect = "openai"  # whose error body it answers with
     statuses: tuple[int, ...] = ()  # of answers in the same shape, besides 200

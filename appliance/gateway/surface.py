@@ -8,6 +8,7 @@ from appliance import telemetry
 from appliance.compat import (
     cohere_chat,
     cohere_chat_v1,
+    cohere_chat_v1_answer,
     cohere_classify,
     cohere_embed,
     cohere_tokens,
@@ -18,9 +19,9 @@ from appliance.compat import (
     openai_embeddings,
     openai_responses,
     rerank,
+    sse,
 )
 from appliance.compat.cohere_chat_answer import CohereChatAnswer
-from appliance.compat.cohere_chat_v1_answer import CohereChatV1Answer
 from appliance.compat.cohere_key import CheckKeyAnswer
 from appliance.compat.models import ModelList, ModelObject
 from appliance.compat.openai_chat_answer import ChatAnswer
@@ -87,6 +88,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve=generation.endpoint(openai_chat.decode),
             body=openai_chat.ChatBody,
             answer=ChatAnswer,
+            stream_type=sse.EVENT_STREAM,
             headers=("x-appliance-ignored",),
         ),
         Operation(
@@ -96,6 +98,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve_named=generation.deployment(openai_chat.decode),
             body=openai_chat.ChatBody,
             answer=ChatAnswer,
+            stream_type=sse.EVENT_STREAM,
             query=("api-version",),
             headers=("x-appliance-ignored",),
         ),
@@ -106,6 +109,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve=generation.endpoint(openai_completions.decode),
             body=openai_completions.CompletionBody,
             answer=openai_completions.CompletionAnswer,
+            stream_type=sse.EVENT_STREAM,
             headers=("x-appliance-ignored",),
         ),
         Operation(
@@ -115,6 +119,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve_named=generation.deployment(openai_completions.decode),
             body=openai_completions.CompletionBody,
             answer=openai_completions.CompletionAnswer,
+            stream_type=sse.EVENT_STREAM,
             query=("api-version",),
             headers=("x-appliance-ignored",),
         ),
@@ -125,6 +130,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve=generation.endpoint(openai_responses.decode),
             body=openai_responses.ResponsesBody,
             answer=Response,
+            stream_type=sse.EVENT_STREAM,
             headers=("x-appliance-ignored",),
         ),
         Operation(
@@ -143,6 +149,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             serve=generation.endpoint(cohere_chat.decode),
             body=cohere_chat.CohereChatBody,
             answer=CohereChatAnswer,
+            stream_type=sse.EVENT_STREAM,
             dialect="cohere",
             headers=("x-appliance-ignored",),
         ),
@@ -152,7 +159,8 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             summary="Write the next message of a chat, as Cohere's v1 API",
             serve=generation.endpoint(cohere_chat_v1.decode),
             body=cohere_chat_v1.CohereChatV1Body,
-            answer=CohereChatV1Answer,
+            answer=cohere_chat_v1_answer.CohereChatV1Answer,
+            stream_type=cohere_chat_v1_answer.CONTENT_TYPE,
             dialect="cohere",
             headers=("x-appliance-ignored",),
         ),
