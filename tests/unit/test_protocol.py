@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
-import uvicorn
 from litestar.types import HTTPRequestEvent, HTTPScope, Receive, Scope, Send
-from uvicorn.server import ServerState
 
 from appliance.gateway import protocol
 from appliance.gateway.http import BODIES, Answer, BodyBudget, Request
-from appliance.gateway.protocol import HEAD_BYTES_MAX, BoundedProtocol
+from appliance.gateway.protocol import HEAD_BYTES_MAX
+from tests.http_parts import serving
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,18 +66,8 @@ class Wire:
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[int]:
     """The port of a server of `echo`, or of the app that the test names."""
     app = getattr(request, "param", echo)
-    config = uvicorn.Config(app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
-    config.load()
-    loop = asyncio.get_running_loop()
-    state = ServerState()
-    server = await loop.create_server(
-        lambda: BoundedProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
-    async with server:
-        yield int(server.sockets[0].getsockname()[1])
-        for connection in list(state.connections):
-            connection.shutdown()
-        await asyncio.gather(*state.tasks)
+    async with serving(app) as port:
+        yield port
 
 
 @pytest.fixture
@@ -255,3 +244,9 @@ async def test_a_connection_in_use_is_not_idle(wire: Wire) -> None:
         wire.send(post(b"again"))
         assert (await wire.answer())[2] == b"again"
     assert await wire.rest() == b""
+
+
+@pytest.mark.parametrize("served", [stream], indirect=True)
+async def test_an_answer_of_unknown_size_to_http_1_0_ends_with_the_connection(wire: Wire) -> None:
+    wire.send(b"GET / HTTP/1.0\r\n\r\n")
+    assert await wire.rest() == b"HTTP/1.1 200 OK\r\nx-kind: a\r\nconnection: close\r\n\r\nonetwo"
