@@ -65,6 +65,8 @@ class CohereChatWriter:
         events: list[bytes] = []
         if not self._has_said and not self._is_plan:
             events += self._content("text", "")
+        if self._block and self._tokens:  # of what was held back for good: a stop sequence
+            events.append(self._piece(self._block, ""))
         events += self._end()
         reason = finish_of(done.finish, done.stop)
         events.append(_event("message-end", {"delta": {"finish_reason": reason, "usage": CohereUsage.of(done.usage)}}))
@@ -114,8 +116,6 @@ class CohereChatWriter:
         """Ends the content or the call that is open."""
         events: list[bytes] = []
         if self._block:
-            if self._tokens:  # of what was held back for good: a stop sequence
-                events.append(self._piece(self._block, ""))
             events.append(self._of_block("content-end", {}))
             self._blocks += 1
             self._block = ""

@@ -474,6 +474,15 @@ def test_streamed_log_probabilities_come_with_their_text() -> None:
     assert events[-1] == ended("STOP_SEQUENCE")
 
 
+def test_log_probabilities_of_a_text_do_not_go_with_the_thought_before_it() -> None:
+    deltas = [Delta(reasoning="hm"), Delta("so", logprobs=(Chosen(b"so", -0.5, id=3),))]
+
+    events = events_of(deltas, Done(USAGE), logprobs=True)
+    told = [event.pop("logprobs", {}).get("text") for event in events if event["type"] == "content-delta"]
+    assert told == [None, "so"]
+    assert events == [START, *content("thinking", 0, "hm"), *content("text", 1, "so"), ended("COMPLETE")]
+
+
 def test_a_stream_that_breaks_off_says_so_and_has_neither_usage_nor_end() -> None:
     events = events_of([Delta("so fa")], EngineFailed("the engine died"))
 
