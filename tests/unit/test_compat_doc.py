@@ -7,8 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from appliance.compat import cohere_classify, cohere_inputs, cohere_tokens, extract, openai_embeddings, rerank
+from appliance.compat import (
+    chat_messages,
+    cohere_classify,
+    cohere_documents,
+    cohere_generation,
+    cohere_inputs,
+    cohere_tokens,
+    decisions,
+    extract,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    rerank,
+    responses_settings,
+    sampling,
+)
 from appliance.errors import ApplianceError, StartupError
+from appliance.gateway import pending_calls
 from appliance.gateway.openapi import HEADERS
 from appliance.gateway.operation import Operation
 from appliance.settings import AliasSettings, GatewaySettings
@@ -26,10 +42,26 @@ LIMITS = {
     "documents of a rerank": rerank.DOCUMENTS_MAX,
     "bytes of a rerank's query": rerank.QUERY_BYTES_MAX,
     "labels of `/v1/extract`": extract.LABELS_MAX,
+    "choices (`n`) of a chat": openai_chat.CHOICES_MAX,
+    "messages of a chat, or items of `/v1/responses`": chat_messages.MESSAGES_MAX,
+    "functions of a chat": responses_settings.TOOLS_MAX,
+    "levels of a JSON schema": responses_settings.SCHEMA_LEVELS_MAX,
+    "values in a JSON schema": responses_settings.SCHEMA_VALUES_MAX,
+    "stop strings of OpenAI's endpoints": sampling.STOPS_MAX,
+    "`stop_sequences` of Cohere's": cohere_generation.STOPS_MAX,
+    "characters of a stop string": sampling.STOP_CHARS_MAX,
+    "tokens of `logit_bias`": sampling.BIASES_MAX,
+    "documents of a Cohere chat": cohere_documents.DOCUMENTS_MAX,
+    "prompts of `/v1/completions`": openai_completions.PROMPTS_MAX,
+    "choices of all prompts of `/v1/completions`": openai_completions.CHOICES_IN_ALL_MAX,
+    "questions of `/v1/decisions`": decisions.QUESTIONS_MAX,
+    "choices of a question of `/v1/decisions`": decisions.CHOICES_MAX,
+    "levels of a score of `/v1/decisions`": decisions.LEVELS_MAX,
+    "of a stream, what waits for its client, MB": pending_calls.STREAM_BYTES_MAX // 2**20,
 }
 VERDICTS = {"served", "ignored", "refused"}
 # Whatever type a field has, one of these is a value of it.
-SAMPLES: list[Any] = ["word", True, 3, 0.5, ["word"], {"a": "word"}]
+SAMPLES: list[Any] = ["word", True, 3, 0.5, ["word"], {"a": "word"}, [{"a": "word"}]]
 
 
 def sections() -> dict[str, str]:

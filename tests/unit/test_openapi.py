@@ -94,6 +94,21 @@ async def test_every_endpoint_that_takes_a_body_speaks_both_forms() -> None:
             assert "message" in msgspec.msgpack.decode(refused.content), path
 
 
+async def test_every_endpoint_that_streams_says_so_and_does() -> None:
+    schema = await schema_of()
+    async with Gateway().client() as client:
+        for path, body in BODIES.items():
+            described = schema["paths"][path]["post"]["responses"]["200"]
+            answer = await client.post(url_of(path), json={**body, "stream": True})
+
+            kind = answer.headers["content-type"]
+            assert set(described["content"]) == {"application/json", MSGPACK, kind}, path
+            assert {name for name in ("cache-control", "x-accel-buffering") if name in answer.headers} == {
+                name for name in ("cache-control", "x-accel-buffering") if name in described["headers"]
+            }, path
+            assert ("content-length" in answer.headers) == (kind == "application/json"), path
+
+
 async def test_errors_are_described_in_the_paths_own_dialect() -> None:
     schema = await schema_of()
 
