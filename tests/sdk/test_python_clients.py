@@ -16,13 +16,14 @@ CLIENTS = {
     "openai2": (
         "openai",
         "cohere",
+        "cohere_chat",
         "langchain",
         "langchain_cohere",
         "llamaindex",
         "llamaindex_cohere",
         "haystack_cohere",
     ),
-    "openai3": ("openai", "cohere", "langchain", "llamaindex", "haystack", "litellm", "migration"),
+    "openai3": ("openai", "cohere", "cohere_chat", "langchain", "llamaindex", "haystack", "litellm", "migration"),
 }
 
 
