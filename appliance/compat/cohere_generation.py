@@ -121,7 +121,9 @@ def _form(wanted: CohereFormat | None) -> tuple[Literal["text", "json_object", "
         return wanted.type, b""
     if wanted.type == "text":
         raise InvalidRequest(f"'{name}' needs 'response_format.type' to be 'json_object'", param=name)
-    if wanted.schema is not None and wanted.schema != schema:
-        raise InvalidRequest("'response_format' has two schemas; send one", param="response_format.schema")
     check_schema(schema, name)
+    if wanted.schema is not None and wanted.json_schema is not None:
+        check_schema(wanted.schema, "response_format.schema")
+        if wanted.schema != wanted.json_schema:
+            raise InvalidRequest("'response_format' has two schemas; send one", param="response_format.schema")
     return "json_schema", msgspec.json.encode(schema)

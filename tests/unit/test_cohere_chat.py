@@ -1,13 +1,14 @@
 """Cohere's v2 chats: bodies to tasks, refusals by name, and texts to answers and events."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from appliance.compat.cohere_chat import CohereChatCall, decode
+from appliance.compat.cohere_chat import CohereChatBody, CohereChatCall, decode
 from appliance.compat.generation import Call, Gathering, Generated
 from appliance.errors import EngineFailed, InvalidRequest, MalformedBody, UnsupportedParameter
 from appliance.jobs import CallPart, Chosen, Delta, Done, Sampling, Usage
@@ -310,6 +311,31 @@ def test_what_is_not_served_is_refused_by_name(fields: Json, param: str) -> None
         call_of(**fields)
 
     assert caught.value.param == param
+
+
+# Whatever a field is, some of these are wrong for it.
+CHANCE: list[Any] = [
+    "word", "", True, -1, 0, 1, 10**9, 0.5, -0.5, 1e300, [], ["word"], [None], [[]], [{}], [{"type": 3}],
+    [{"type": "function", "function": {}}], [{"role": "TOOL"}], [{"role": "tool", "content": None}],
+    {}, {"type": "json_object"}, {"type": "text", "schema": []}, {"type": None}, DEEP, [DEEP], [DEEP, "word"],
+]  # fmt: skip
+
+
+def fault_of(body: Json) -> str | None:
+    """The field that is refused; None for a body that is read."""
+    try:
+        task = decode(msgspec.json.encode(body)).task
+    except InvalidRequest as refusal:
+        return re.split(r"[\[.]", refusal.param or "")[0]
+    json.loads(task.messages)
+    return None
+
+
+@pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(CohereChatBody)])
+def test_a_chance_value_is_read_or_refused_by_name(field: str) -> None:
+    for value in CHANCE:
+        body = {"model": "m", "messages": [USER]} | {field: value}
+        assert fault_of(body) in (None, field), value
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": "\xff"}'])
