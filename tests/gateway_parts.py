@@ -222,6 +222,7 @@ class Gateway:
         dispatcher = Dispatcher(pending_requests_max=100, pending_bytes_max=100_000_000)
         self.queue = AnsweringQueue(dispatcher)
         dispatcher.attach(self.queue)
+        self.give_up = dispatcher.give_up
         catalog = Catalog.of(models, aliases)
         settings = Settings(
             gateway=limits or GatewaySettings(api_keys=keys), queue=QueueSettings(chunk_inputs_max=chunk_inputs_max)

@@ -199,6 +199,11 @@ class Dispatcher(GatewayListener):
         unsettled = [pending for pending in self._pending.values() if not pending.is_begun]
         self._resubmission = asyncio.get_running_loop().create_task(self._resubmit(unsettled))
 
+    def give_up(self) -> None:
+        """The gateway stops: whoever still waits is told so."""
+        for call in {pending.call for pending in self._pending.values()}:
+            call.fail(Overloaded("the server is stopping and cannot finish this; try again", retry_after_s=1.0))
+
     async def close(self) -> None:
         """End a resubmission under way."""
         if self._resubmission is not None:

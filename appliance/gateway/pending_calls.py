@@ -144,6 +144,10 @@ class StreamCall(Call):
         """See `Call`."""
         self._waiting.clear()
 
+    def expire(self) -> None:
+        """See `Call`."""
+        self.fail(DeadlinePassed("the text was not complete within its time; ask for fewer tokens"))
+
     def _is_open(self) -> bool:
         return self._error is None and self._unsettled > 0
 

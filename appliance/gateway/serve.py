@@ -21,6 +21,7 @@ from appliance.queue.base import GatewayListener, GatewayQueue
 from appliance.settings import Settings
 
 BACKLOG = 2048
+GOOD_BYE_S = 0.5  # of the drain: for the answers to those who cannot be waited for
 KEEP_ALIVE_S = 75  # longer than the pools of the SDKs keep a connection idle, so that they never meet a closed one
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ async def serve_gateway(
         outputs=catalog.outputs(),
     )
     app = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
-    server = _server(app, drain_s=settings.gateway.drain_s)
+    server = server_of(app, drain_s=settings.gateway.drain_s, give_up=dispatcher.give_up)
     _exit_on_signals(server)
     with _listen(settings.gateway.host, settings.gateway.port, is_shared=settings.gateway.processes > 1) as listener:
         async with queue_of(dispatcher) as queue:
@@ -67,7 +68,8 @@ def address_of(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     return family, address  # `Any`: its shape depends on the family
 
 
-def _server(app: object, *, drain_s: float) -> uvicorn.Server:
+def server_of(app: object, *, drain_s: float, give_up: Callable[[], None]) -> uvicorn.Server:
+    """uvicorn's, on our protocol. `give_up` fails the requests that it would otherwise cut off: they get an answer."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # litestar's and uvicorn's ASGI types differ in name only
         loop="uvloop",
@@ -83,7 +85,24 @@ def _server(app: object, *, drain_s: float) -> uvicorn.Server:
         timeout_graceful_shutdown=max(1, round(drain_s)),
         backlog=BACKLOG,
     )
-    return uvicorn.Server(config)
+    return _Server(config, give_up=give_up)
+
+
+class _Server(uvicorn.Server):
+    """Says good-bye before it hangs up."""
+
+    def __init__(self, config: uvicorn.Config, *, give_up: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._give_up = give_up
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for the requests in flight; a little before the wait is over, fail them."""
+        wait_s = (self.config.timeout_graceful_shutdown or 0) - GOOD_BYE_S
+        giving_up = asyncio.get_running_loop().call_later(wait_s, self._give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            giving_up.cancel()
 
 
 def _exit_on_signals(server: uvicorn.Server) -> None:

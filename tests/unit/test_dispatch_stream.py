@@ -320,6 +320,21 @@ async def test_a_slow_reader_gets_all_that_came_before_a_failure() -> None:
     assert stream.texts == [(0, "1"), (0, "2")]
 
 
+async def test_a_gateway_that_stops_tells_all_who_wait() -> None:
+    async with Stream("a", "b") as stream:
+        whole = asyncio.create_task(stream.dispatcher.run([_job("c", 60.0)]))
+        await until(lambda: len(stream.queue.submitted) == 3)
+        stream.reply("a", Delta("x"))
+        stream.dispatcher.give_up()
+        await until(whole.done)
+        await stream.ended()
+
+    assert isinstance(stream.error, Overloaded)
+    assert stream.texts == [(0, "x")]
+    assert isinstance(whole.exception(), Overloaded)
+    assert sorted(stream.queue.cancelled) == ["a", "b", "c"]
+
+
 async def test_a_full_gateway_refuses_before_anything_is_asked() -> None:
     queue = ListeningQueue()
     dispatcher = Dispatcher(pending_requests_max=0, pending_bytes_max=100)

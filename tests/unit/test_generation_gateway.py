@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from appliance import tally
 from appliance.compat.openai_chat_stream import ChatWriter
 from appliance.errors import EngineFailed, InvalidRequest, Overloaded
 from appliance.gateway import pending_calls, protocol
+from appliance.gateway.serve import server_of
 from appliance.jobs import Beat, Decide, Delta, Done, Failed, Generate, Usage
 from appliance.settings import GatewaySettings
 from tests.gateway_parts import BODIES, KEY, MESSAGES, Gateway, url_of
@@ -298,6 +300,28 @@ async def test_a_client_that_takes_nothing_for_long_is_hung_up_on(monkeypatch: p
         await until(lambda: gateway.queue.cancelled == [gateway.queue.jobs[0].id])
         with pytest.raises(httpx.TransportError):  # not a good end
             await answer.aread()
+
+
+@pytest.mark.slow
+async def test_a_server_that_stops_ends_its_streams_with_an_error_event() -> None:
+    gateway = Gateway()
+    gateway.queue.is_silent = True
+    server = server_of(gateway.app, drain_s=1, give_up=gateway.give_up)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving_it = asyncio.create_task(server.serve(sockets=[listener]))
+        speaking = asyncio.create_task(begun(gateway, Delta("one")))
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client,
+            client.stream("POST", CHAT, json=STREAMED, headers={"authorization": f"Bearer {KEY}"}) as answer,
+        ):
+            await speaking
+            server.should_exit = True
+            seen = (await answer.aread()).decode()
+        await serving_it
+
+    assert texts(seen) == {0: ["one"]}
+    assert events(seen)[-1]["error"]["code"] == "overloaded"
+    assert gateway.queue.cancelled == [gateway.queue.jobs[0].id]
 
 
 async def test_a_text_that_does_not_begin_in_time_is_a_504(monkeypatch: pytest.MonkeyPatch) -> None:
