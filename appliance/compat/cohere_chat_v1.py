@@ -4,8 +4,6 @@ Nothing is stored, searched or left out here: what asks for that is refused.
 """
 
 from collections.abc import Sequence
-from typing import Literal
-
 import msgspec
 
 from appliance.compat import chat_tools, cohere_chat_v1_messages, cohere_chat_v1_tools
@@ -42,7 +40,7 @@ class CohereChatV1Body(CohereSettings, frozen=True, kw_only=True, forbid_unknown
     connectors: list[JsonObject] | None = None
     conversation_id: str | None = None
     max_input_tokens: int | None = None
-    prompt_truncation: Literal["OFF", "AUTO", "AUTO_PRESERVE_ORDER"] | None = None
+    prompt_truncation: str | None = None
     raw_prompting: bool | None = None
     search_queries_only: bool | None = None
 

@@ -316,7 +316,6 @@ for _ in range(64):
         ({"documents": ["x"]}, "documents[0]"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": ["a"] * 6}, "stop_sequences"),
-        ({"prompt_truncation": "LATER"}, "prompt_truncation"),
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
     ],
 )
@@ -336,6 +335,7 @@ def test_what_is_wrong_is_refused_by_name(fields: Json, param: str) -> None:
         {"max_input_tokens": 100},
         {"prompt_truncation": "AUTO"},
         {"prompt_truncation": "AUTO_PRESERVE_ORDER"},
+        {"prompt_truncation": "LATER"},
         {"raw_prompting": True},
         {"search_queries_only": True},
         {"safety_mode": "STRICT"},
