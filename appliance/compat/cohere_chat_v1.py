@@ -4,6 +4,7 @@ Nothing is stored, searched or left out here: what asks for that is refused.
 """
 
 from collections.abc import Sequence
+
 import msgspec
 
 from appliance.compat import chat_tools, cohere_chat_v1_messages, cohere_chat_v1_tools
@@ -20,6 +21,11 @@ from appliance.compat.json_bounds import JsonObject
 from appliance.errors import InvalidRequest, UnsupportedParameter
 from appliance.jobs import Generate
 
+NAMES = (  # see `generation.Names`
+    (r"messages.*", "message"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.parameter_definitions"),
+    (r"response_format\.json_schema\.schema", "response_format.schema"),
+)
 EXCLUDES = "_excludes"  # of a document: names of fields that the model is not shown
 
 
