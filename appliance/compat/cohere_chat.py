@@ -19,6 +19,8 @@ from appliance.compat.json_bounds import JsonObject
 from appliance.errors import UnsupportedParameter
 from appliance.jobs import Generate
 
+NAMES = ((r"response_format\.json_schema\.schema", "response_format.json_schema"),)  # see `generation.Names`
+
 
 class Tool(msgspec.Struct, frozen=True):
     """A function that may be called."""

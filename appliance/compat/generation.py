@@ -4,6 +4,7 @@ A dialect's `decode(body, form)` returns its `GenerationCall`. `gateway/generati
 comes back to the call: all of it at once (`answer`), or as it comes (`writer`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,9 @@ import msgspec
 
 from appliance.errors import ApplianceError
 from appliance.jobs import CallPart, Chosen, Delta, Done, Finish, Generate, Usage
+
+# What a dialect calls the fields of `/v1/chat/completions`: patterns of whole names, and what stands for each.
+Names = Sequence[tuple[str, str]]
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -115,6 +119,17 @@ class GenerationCall(Protocol):
 
     def writer(self, *, model: str, created_s: int) -> StreamWriter:
         """The writer of this call's stream; see `answer`."""
+
+
+def in_names(error: ApplianceError, names: Names) -> ApplianceError:
+    """The same error in a dialect's own names of fields: a node knows those of `/v1/chat/completions` only."""
+    param = error.param or ""
+    for pattern, name in names:
+        if found := re.fullmatch(pattern, param):
+            own = found.expand(name)
+            message = error.message.replace(f"'{param}'", f"'{own}'")
+            return type(error)(message, param=own, retry_after_s=error.retry_after_s)
+    return error
 
 
 def total(usages: Sequence[Usage]) -> Usage:

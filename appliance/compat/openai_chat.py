@@ -162,6 +162,8 @@ def decode(body: bytes) -> ChatCall:
         if fields.tool_choice not in (None, "none", "auto"):
             raise InvalidRequest("'tool_choice' is only allowed with 'tools'", param="tool_choice")
     form, pattern = _form(fields.response_format)
+    unheeded = {"reasoning_effort": fields.reasoning_effort, "verbosity": fields.verbosity}
+    ignored += tuple(name for name, value in unheeded.items() if value is not None)
     task = Generate(
         messages=bytes(fields.messages),
         tools=offer.tools,

@@ -43,6 +43,12 @@ METADATA_MAX = 16
 METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 TOP_LOGPROBS_MAX = 20
+NAMES = (  # see `generation.Names`
+    (r"messages.*", "input"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.parameters"),
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format", "text.format"),
+)
 
 _LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -189,6 +195,8 @@ def decode(body: bytes, form: Format = "json") -> ResponsesCall:
     _check_metadata(fields.metadata)
     tools = function_tools(fields.tools or ())
     text = text_settings(fields.text or Text())
+    unheeded = {"reasoning": fields.reasoning, "text.verbosity": fields.text and fields.text.verbosity}
+    ignored += tuple(name for name, value in unheeded.items() if value is not None)
     return ResponsesCall(fields, tools, text, _task(fields, tools, text), ignored)
 
 

@@ -15,8 +15,15 @@ import msgspec
 from appliance import telemetry
 from appliance.catalog import Route
 from appliance.compat.formats import Format
-from appliance.compat.generation import Gathering, Generated, GenerationCall, StreamWriter
-from appliance.errors import ApplianceError, ClientGone, DeadlinePassed, InternalError, MalformedBody
+from appliance.compat.generation import Gathering, Generated, GenerationCall, Names, StreamWriter, in_names
+from appliance.errors import (
+    ApplianceError,
+    ClientGone,
+    DeadlinePassed,
+    InternalError,
+    InvalidRequest,
+    MalformedBody,
+)
 from appliance.gateway.calls import Calls, deadline_after_s, notes
 from appliance.gateway.endpoints import AnyAnswer, Endpoint, internal_error
 from appliance.gateway.http import Request, StreamedAnswer, written
@@ -38,12 +45,16 @@ class Generation:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def endpoint(self, decode: Decode) -> Endpoint:
-        """The endpoint of a dialect."""
+    def endpoint(self, decode: Decode, names: Names = ()) -> Endpoint:
+        """The endpoint of a dialect; `names` are its own for what a node may find fault with."""
 
         async def post(request: Request) -> AnyAnswer:
             call = decode(await self._json(request))
-            return await self._answer(request, call, self._calls.route(call.model, "generate"))
+            route = self._calls.route(call.model, "generate")
+            try:
+                return await self._answer(request, call, route)
+            except InvalidRequest as error:
+                raise in_names(error, names) from error
 
         return post
 
