@@ -17,6 +17,7 @@ import psutil
 
 START_S = 90.0
 STOP_S = 40.0
+CONVERSION_S = 240.0  # of a first start with a model in GGUF
 
 
 class ApplianceProcess:
