@@ -15,6 +15,7 @@ from appliance.compat.cohere_documents import Document, data_of, value_text
 from appliance.errors import InvalidRequest, UnsupportedParameter
 
 _encoder: Final = msgspec.json.Encoder()
+_objects: Final = msgspec.json.Decoder(dict[str, object])
 _FIELDS: Final = ("role", "content", "tool_calls", "tool_call_id")
 
 
@@ -40,6 +41,9 @@ def translated(messages: Sequence[Message]) -> list[chat_messages.Message]:
     """Raises InvalidRequest or UnsupportedParameter, which name the message, and the part of it, at fault."""
     found = [_translated(message, f"messages[{index}]") for index, message in enumerate(messages)]
     chat_messages.check(found)
+    for index, message in enumerate(messages):
+        for place, call in enumerate(message.tool_calls or ()):
+            _check_arguments(call, f"messages[{index}].tool_calls[{place}].function.arguments")
     return found
 
 
@@ -59,6 +63,14 @@ def _translated(message: Message, name: str) -> chat_messages.Message:
     return chat_messages.Message(
         message.role, content, tool_calls=message.tool_calls, tool_call_id=message.tool_call_id
     )
+
+
+def _check_arguments(call: ToolCall, name: str) -> None:
+    """Here and not in the node, which counts messages with the documents' one."""
+    try:
+        _objects.decode((call.function and call.function.arguments) or "{}")
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise InvalidRequest(f"'{name}' is no JSON object", param=name) from exc
 
 
 def _texts(parts: Sequence[Part], name: str, *, role: str) -> Iterator[str]:

@@ -243,6 +243,14 @@ for _ in range(64):
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[1]"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"messages": [ASKED, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"messages": [ASKED, {"role": "tool", "content": "x", "tool_call_id": "c2"}]}, "messages[1].tool_call_id"),
         ({"messages": [ASKED, {"role": "tool", "tool_call_id": "c1"}]}, "messages[1].content"),
