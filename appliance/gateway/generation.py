@@ -118,6 +118,7 @@ class Generation:
             yield _written(writer, first, usages)
             async for piece in pieces:
                 if piece is not None:
+                    self._calls.prove(model)  # texts may hold all places for longer than a canary waits
                     yield _written(writer, piece, usages)
                 elif writer.takes_pings:
                     yield PING

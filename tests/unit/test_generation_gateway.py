@@ -351,6 +351,21 @@ async def test_a_text_that_has_begun_may_take_longer_than_an_answer() -> None:
     assert job.deadline_s - time.time() > 30
 
 
+async def test_each_part_of_a_text_proves_that_its_model_lives() -> None:
+    gateway = Gateway()
+    gateway.queue.is_silent = True
+    async with gateway.client() as client:
+        asked = asyncio.create_task(client.post(CHAT, json=STREAMED))
+        await begun(gateway, Delta("one"))
+        await until(lambda: "org/writer" not in gateway.canary.faults())
+        gateway.canary._proved_s.clear()  # as if it were long ago
+        assert "org/writer" in gateway.canary.faults()
+        gateway.queue.say(gateway.queue.jobs[0].id, Delta(" two"))
+        await until(lambda: "org/writer" not in gateway.canary.faults())
+        gateway.queue.say(gateway.queue.jobs[0].id, Done())
+        await asked
+
+
 async def test_a_text_has_its_limit_too() -> None:
     gateway = Gateway(limits=GatewaySettings(api_keys=(KEY,), text_timeout_s=0.05))
     gateway.queue.is_silent = True
