@@ -47,7 +47,7 @@ class CohereChatBody(CohereSettings, frozen=True, kw_only=True, forbid_unknown_f
     documents: list[str | Document] | None = None
     logprobs: bool | None = None
     thinking: Thinking | None = None
-    # Change nothing here: nothing is cited, and all requests have one priority.
+    # Change nothing here: nothing is cited (which is said where it is asked for), and all requests have one priority.
     citation_options: JsonObject | None = None
     priority: Annotated[int, Meta(ge=0, le=999)] | None = None
 
@@ -120,6 +120,8 @@ def decode(body: bytes) -> CohereChatCall:
         tool_choice=offer.mode,
         top_logprobs=0 if fields.logprobs else None,
     )
+    if fields.citation_options and fields.citation_options.get("mode") not in ("OFF", "off", "NONE"):
+        ignored += ("citation_options",)
     return CohereChatCall(fields, task, ignored)
 
 

@@ -40,7 +40,7 @@ class CohereChatV1Body(CohereSettings, frozen=True, kw_only=True, forbid_unknown
     tools: list[V1Tool] | None = None
     tool_results: list[V1Result] | None = None
     force_single_step: bool | None = None
-    # Changes nothing here: nothing is cited.
+    # Changes nothing here: nothing is cited, which is said where it is asked for.
     citation_quality: str | None = None
     # Are refused, unless they ask for what happens anyway.
     connectors: list[JsonObject] | None = None
@@ -100,6 +100,8 @@ def decode(body: bytes) -> CohereChatV1Call:
         tools=offer.tools,
         tool_choice=offer.mode,
     )
+    if fields.citation_quality not in (None, "off", "OFF"):
+        ignored += ("citation_quality",)
     return CohereChatV1Call(fields.model, history, task, ignored)
 
 

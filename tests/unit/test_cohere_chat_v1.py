@@ -128,7 +128,7 @@ def test_what_asks_for_nothing_else_is_taken() -> None:
     )
 
     assert call.task == call_of().task
-    assert call.ignored == ("return_prompt",)
+    assert call.ignored == ("return_prompt", "citation_quality")  # nothing is cited
 
 
 def test_a_history_comes_before_the_message() -> None:

@@ -68,6 +68,10 @@ def test_an_error_of_no_field_stays_as_it_is() -> None:
         (CHAT, {"reasoning_effort": None, "store": False, "metadata": {}}, None),
         (CHAT, {"colour": "red", "verbosity": "high"}, "colour,verbosity"),
         ("/v1/responses", {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}, "reasoning,text.verbosity"),
+        ("/v2/chat", {"citation_options": {"mode": "FAST"}, "priority": 3}, "citation_options"),
+        ("/v2/chat", {"citation_options": {"mode": "OFF"}}, None),
+        ("/v1/chat", {"citation_quality": "accurate"}, "citation_quality"),
+        ("/v1/chat", {"citation_quality": "off"}, None),
         ("/v1/responses", {"text": {"format": {"type": "text"}}, "store": False}, None),
     ],
 )
