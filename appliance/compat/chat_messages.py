@@ -13,6 +13,28 @@ from appliance.errors import InvalidRequest, UnsupportedParameter
 MESSAGES_MAX: Final = 10_000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS: Final = ("text", "input_text")
+# For the OpenAPI document, which sees no more of messages than that a body carries them as they are.
+SCHEMA: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MESSAGES_MAX,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": list(_ROLES)},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["type"]}},
+                    {"type": "null"},
+                ]
+            },
+            "tool_calls": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+            "tool_call_id": {"type": ["string", "null"]},
+        },
+    },
+}
 
 
 class Part(msgspec.Struct, frozen=True):

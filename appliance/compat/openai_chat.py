@@ -53,7 +53,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields that OpenAI documents, and those that vLLM and SGLang add. Explicit nulls mean absent."""
 
     model: str
-    messages: msgspec.Raw
+    messages: Annotated[msgspec.Raw, Meta(extra_json_schema=chat_messages.SCHEMA)]
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
