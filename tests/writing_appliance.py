@@ -74,9 +74,13 @@ class Asker:
 
     async def events(self, job_id: str) -> AsyncIterator[Event]:
         """What comes of a job, to its end; in order and without a hole."""
-        for seq in itertools.count():
+        attempt = seq = 0
+        while True:
             reply = await asyncio.wait_for(self._replies[job_id].get(), DEADLINE_S)
-            assert reply.seq == seq
+            if reply.attempt > attempt:
+                attempt, seq = reply.attempt, 0
+            assert (reply.attempt, reply.seq) == (attempt, seq)
+            seq += 1
             yield reply.event
             if isinstance(reply.event, Done | Failed):
                 return

@@ -76,10 +76,15 @@ class Dispatcher(GatewayListener):
         self._bytes = 0
         self._drain = DrainRate()
         self._resubmission: asyncio.Task[None] | None = None
+        self._on_alive: Callable[[str], None] = lambda model: None
 
     def attach(self, queue: GatewayQueue) -> None:
         """The queue listens to this dispatcher, so it is built after it."""
         self._queue = queue
+
+    def on_alive(self, listener: Callable[[str], None]) -> None:
+        """`listener` hears of models that are at work, though nothing of theirs is complete yet."""
+        self._on_alive = listener
 
     @property
     def reply_to(self) -> str:
@@ -285,7 +290,7 @@ class Dispatcher(GatewayListener):
                 del self._pending[pending.job.id]  # settled: no node needs to hear that nobody waits for it
                 pending.call.fail(failed.error())
             case Beat():
-                pass
+                self._on_alive(pending.job.model)
             case Delta() as delta if isinstance(pending.call, StreamCall):
                 pending.call.put(pending.position, delta)
             case part:

@@ -22,7 +22,7 @@ from appliance.errors import (
 )
 from appliance.gateway.dispatch import SUBMISSION_STEP, Dispatcher
 from appliance.gateway.pending_calls import Result
-from appliance.jobs import Done, Embed, Event, Failed, Job, Lane, Reply, Rows, Usage, decode_job, encode_replies
+from appliance.jobs import Beat, Done, Embed, Event, Failed, Job, Lane, Reply, Rows, Usage, decode_job, encode_replies
 from tests.node_parts import until
 
 WIDTH = 2
@@ -134,6 +134,20 @@ async def test_chunks_answered_out_of_order_come_back_in_order(bench: Bench) -> 
     assert [result.done.truncated for result in results] == [(), (2,), ()]
     assert bench.queue.cancelled == []
     bench.assert_nothing_is_left()
+
+
+async def test_a_beat_says_that_the_model_is_at_work_and_is_no_part_of_an_answer(bench: Bench) -> None:
+    alive: list[str] = []
+    bench.dispatcher.on_alive(alive.append)
+    job = job_of("a")
+    call = bench.start([job])
+    await bench.queue.holds(1)
+
+    bench.reply("a", Beat())
+    bench.reply("a", rows_of(1.0), Done(Usage(1)), seq=1)
+
+    assert firsts_of(await call) == [1.0]
+    assert alive == [job.model]
 
 
 async def test_one_message_may_answer_several_calls(bench: Bench) -> None:

@@ -109,6 +109,7 @@ class WritingNode(Serving[Reading]):
         return [await asyncio.shield(self._card)]
 
     def _reader(self, name: str, card: Loaded) -> JobReader[Reading]:
+        self._model.writer.narrow(card.tokens_max)
         return _Reader(self._model.writer)
 
     def _wish(self, model: str, lane: Lane) -> int | None:
@@ -292,6 +293,13 @@ class WritingNode(Serving[Reading]):
                 self._forget(writing)
         self._pulls.changed()
 
+    async def _beat(self, quiet: Sequence[OpenWriting]) -> None:
+        """Let gateways hear that these are at work. Under `_sending`."""
+        for writing in quiet:
+            writing.spoke_s = time.monotonic()
+        if quiet:
+            await self._ledger.send([(writing.opened, writing.replies([Beat()])) for writing in quiet])
+
     async def _fail(self, writing: OpenWriting, error: ApplianceError) -> None:
         """The job ends with this error."""
         self._abort([writing])
@@ -323,8 +331,14 @@ class WritingNode(Serving[Reading]):
                     await self._fail(writing, DeadlinePassed("the deadline passed before the answer was written"))
             quiet_s = time.monotonic() - BEAT_S
             async with self._sending:
-                quiet = [writing for writing in writings if writing.is_begun and writing.spoke_s <= quiet_s]
-                await self._say({writing: [Beat()] for writing in quiet if not writing.is_over})
+                # Of all that is at the engine: a model that writes long texts for nobody's eyes yet lives, too.
+                at_work = {one.writing for one in self._running.values()}
+                quiet = [
+                    writing
+                    for writing in at_work
+                    if writing.may_beat and writing.spoke_s <= quiet_s and not writing.is_over
+                ]
+                await self._beat(quiet)
             try:
                 async with asyncio.timeout(BEAT_S / 2):
                     await self._something_gone.wait()

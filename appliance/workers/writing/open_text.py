@@ -49,6 +49,11 @@ class OpenWriting(ABC):
     def is_begun(self) -> bool:
         """Whether the client may have seen a part of it, so that it cannot be done again."""
 
+    @property
+    def may_beat(self) -> bool:
+        """Whether its gateway may hear that it is at work: that a stream has begun is for its first part to say."""
+        return True
+
     @abstractmethod
     def restart(self) -> None:
         """Its sequences are begun anew."""
@@ -110,7 +115,12 @@ class OpenText(OpenWriting):
     @property
     def is_begun(self) -> bool:
         """See `OpenWriting`."""
-        return self._next_seq > 0
+        return self._task.is_streamed and self._next_seq > 0
+
+    @property
+    def may_beat(self) -> bool:
+        """See `OpenWriting`."""
+        return self.is_begun or not self._task.is_streamed
 
     @property
     def is_stopped(self) -> bool:

@@ -122,6 +122,10 @@ class Writer:
         except ValueError as exc:
             raise StartupError(f"{facts.name} cannot be written with: {exc}") from exc
 
+    def narrow(self, tokens_max: int) -> None:
+        """The engine takes no more than so many tokens of a prompt and its text together."""
+        self.tokens_max = min(self.tokens_max, tokens_max)
+
     def prepare(self, task: Generate) -> Prepared:
         """Blocks. Raises InvalidRequest or TooLong, naming the field.
 
