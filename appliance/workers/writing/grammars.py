@@ -179,4 +179,5 @@ def _slashed(expression: str) -> str:
 
 
 def _lark(rules: str) -> str:
-    return LLMatcher.grammar_from_lark(f"%llguidance {{}}\n{rules}")
+    """In the JSON that any runtime of llguidance takes."""
+    return json.dumps({"grammars": [{"lark_grammar": f"%llguidance {{}}\n{rules}"}]})
