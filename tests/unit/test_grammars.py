@@ -27,7 +27,7 @@ MARK = mark("[CALLS]")
 
 
 def grammar(task: Generate, tools: list[dict[str, Any]] | None = None, style: Style = HERMES, **options: Any) -> str:
-    settings = {"cache": GrammarCache(), "thinks": False, "marks": marks_of(RUST)} | options
+    settings: dict[str, Any] = {"cache": GrammarCache(), "thinks": False, "marks": marks_of(RUST)} | options
     return grammar_of(task, tools or [], style, **settings)
 
 
