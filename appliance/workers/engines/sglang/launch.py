@@ -42,10 +42,13 @@ def check_device(order: Load, kind: Kind) -> None:
         )
 
 
-def config_of(order: Load, *, port: int, key: str) -> str:
-    """SGLang's configuration file, in JSON, which is YAML. Raises ValueError for a flag that a preset may not set."""
+def config_of(order: Load, *, port: int, key: str, model_tokens_max: int | None = None) -> str:
+    """SGLang's configuration file, in JSON, which is YAML. Raises ValueError for a flag that a preset may not set.
+
+    `model_tokens_max` is the model's own length, where its files say: SGLang does not start with more.
+    """
     is_cpu = order.device == "cpu"
-    chosen = {**_FLAGS, **(_CPU_FLAGS if is_cpu else {}), **_limits(order), **order.flags}
+    chosen = {**_FLAGS, **(_CPU_FLAGS if is_cpu else {}), **_limits(order, model_tokens_max), **order.flags}
     if not chosen.get("enable-lora"):
         chosen.pop("lora-backend", None)
     own: dict[str, Flag | list[str]] = {
@@ -66,8 +69,9 @@ def config_of(order: Load, *, port: int, key: str) -> str:
     return json.dumps({**checked(chosen), **own})
 
 
-def _limits(order: Load) -> dict[str, Flag]:
-    limits = {"max-running-requests": order.sequences_max, "context-length": order.tokens_max}
+def _limits(order: Load, model_tokens_max: int | None) -> dict[str, Flag]:
+    length = min(order.tokens_max, model_tokens_max) if model_tokens_max else order.tokens_max
+    limits = {"max-running-requests": order.sequences_max, "context-length": length}
     return {name: limit for name, limit in limits.items() if limit}
 
 

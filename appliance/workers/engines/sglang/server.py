@@ -49,11 +49,13 @@ class ServerDied(Exception):
 class Server:
     """An async context manager: entered when the process has been started, left when all of it is gone."""
 
-    def __init__(self, environment: Environment, order: Load, *, kind: Kind, threads: int) -> None:
+    def __init__(
+        self, environment: Environment, order: Load, *, kind: Kind, threads: int, model_tokens_max: int | None = None
+    ) -> None:
         """Raises ValueError for a flag that a preset may not set."""
         self._key = secrets.token_urlsafe(KEY_BYTES)
         self._port = free_port()
-        self._config = config_of(order, port=self._port, key=self._key)
+        self._config = config_of(order, port=self._port, key=self._key, model_tokens_max=model_tokens_max)
         self._environment = environment
         self._variables = environment_of(kind, os.environ, threads=threads)
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
