@@ -93,7 +93,7 @@ async def test_a_width_is_what_truncate_dim_gives(
     result = await node.ask("minilm", Embed(TEXTS, width=width))
 
     assert_same(vectors_of(result.parts), theirs["minilm"].encode(TEXTS, truncate_dim=width))
-    assert result.space.endswith(f"pooling=mean prompts=none width={width or 384}")
+    assert result.done.space.endswith(f"pooling=mean prompts=none width={width or 384}")
 
 
 @pytest.mark.parametrize("name", ["minilm", *FAMILIES_IN_PIECES])
@@ -107,8 +107,8 @@ async def test_tokens_and_texts_in_one_job(node: Asker, theirs: dict[str, Senten
         assert_same(ours, expected)
     assert_same(vectors_of(both.parts), theirs[name].encode([*TEXTS, LONG]))
     assert both.usage.input_tokens == sum(len(rows) for rows in tokens)
-    assert both.truncated == (len(TEXTS),)
-    assert both.space == alone.space
+    assert both.done.truncated == (len(TEXTS),)
+    assert both.done.space == alone.done.space
 
 
 def in_pieces(model: SentenceTransformer, text: str, *, prompt: str = "") -> tuple[Vectors, int]:
@@ -145,7 +145,7 @@ async def test_a_long_text_is_the_mean_of_its_pieces(
     assert_same(ours[1:], mean[None])
     assert float((ours[1] * theirs[name].encode(LONG)).sum()) < COSINE_MIN  # the rest of the text counts
     assert result.usage.input_tokens == tokens + len(theirs[name].tokenizer(TEXTS[0])["input_ids"])
-    assert result.truncated == ()
+    assert result.done.truncated == ()
 
 
 async def test_every_piece_has_the_prompt(node: Asker, theirs: dict[str, SentenceTransformer]) -> None:
@@ -168,9 +168,9 @@ async def test_prompts_are_those_of_sentence_transformers(
     assert_same(vectors_of(query.parts), model.encode_query(TEXTS))
     assert_same(vectors_of(document.parts), model.encode_document(TEXTS))
     assert_same(vectors_of(unsaid.parts), model.encode(TEXTS))
-    assert query.space == document.space
-    assert ("prompts=missing" in unsaid.space) == (name == "prompted")
-    assert (unsaid.space == query.space) == (name == "defaulted")
+    assert query.done.space == document.done.space
+    assert ("prompts=missing" in unsaid.done.space) == (name == "prompted")
+    assert (unsaid.done.space == query.done.space) == (name == "defaulted")
 
 
 @pytest.mark.parametrize("name", ["minilm", *FAMILIES_IN_PIECES])
@@ -186,7 +186,7 @@ async def test_native_ids_give_the_vectors_of_their_text(
     of_ids = await node.ask(name, Embed((), ids=ids))
 
     assert_same(vectors_of(of_ids.parts), theirs[name].encode([*TEXTS, LONG]))
-    assert of_ids.truncated == (len(TEXTS),)
+    assert of_ids.done.truncated == (len(TEXTS),)
 
 
 @pytest.mark.parametrize("name", ["minilm", *FAMILIES_IN_PIECES])

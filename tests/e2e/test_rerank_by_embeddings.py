@@ -56,7 +56,7 @@ async def scores_of(node: Asker, model: str) -> list[float]:
     result = await node.ask(model, Rerank(QUERY, DOCUMENTS))
     (part,) = result.parts
     assert isinstance(part, Scores)
-    assert result.truncated == (4,)
+    assert result.done.truncated == (4,)
     return [float(score) for score in np.frombuffer(part.data, dtype="<f4")]
 
 

@@ -106,7 +106,7 @@ async def test_weights_are_those_of_the_reference(node: Asker, tiny: Path) -> No
     assert isinstance(part, SparseRows)
     assert dense(part, expected.shape[1]) == pytest.approx(expected, abs=1e-4)
     assert result.usage.input_tokens > 0
-    assert "model=tiny" in result.space
+    assert "model=tiny" in result.done.space
 
 
 async def test_a_dense_vector_is_not_to_be_had(node: Asker) -> None:
