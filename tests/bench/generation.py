@@ -52,8 +52,16 @@ def main() -> None:
         for contender in contenders.values():
             contender()
         rounds = Rounds(contenders, found.rounds)
+        products_s = [(child.products_s(1), child.products_s(TEXTS)) for _ in range(found.rounds)]
         whole_s, bare_s = _firsts(appliance, child, 10 if found.quick else FIRSTS)
-    rows = [_ratio(rounds, "appliance", "engine", at_least=0.95), _ratio(rounds, "engine", "engine, one text")]
+    ceilings = [TEXTS * one / many for one, many in products_s]
+    rows = [
+        _ratio(rounds, "appliance", "engine", at_least=0.95),
+        _ratio(rounds, "engine", "engine, one text"),
+        Row(
+            "ceiling of that: matrix products alone", statistics.median(ceilings), spread=(min(ceilings), max(ceilings))
+        ),
+    ]
     if found.transformers:
         rows.append(_ratio(rounds, "engine", "transformers"))
     rows += [Row(name, rounds.median(name, lambda each: each.tokens_per_s), "tokens/s") for name in contenders]

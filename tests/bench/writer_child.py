@@ -1,7 +1,8 @@
 """The embedded generator alone in a process of its own, and transformers' continuous batching as another way to write.
 
 Started by `generation.py`: it obeys lines. `write N TOKENS` begins N texts at once and steps until all are written;
-`first` writes one token; `transformers N TOKENS` does the same as `write` through transformers.
+`first` writes one token; `transformers N TOKENS` does the same as `write` through transformers; `products N` does
+nothing but the matrix products of one step of N texts, several times.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from appliance.workers.writing.writer import Writer
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 CACHE = Path(__file__).resolve().parents[2] / ".appliance" / "models"
 SUBJECTS = ("the sea", "trains", "bread", "the moon", "bees", "paper", "salt", "bridges")
+REPEATS = 20
 END_ID = 2  # never written, so that all texts are as long as they may be
 
 
@@ -80,6 +82,10 @@ class WriterChild:
     def transformers(self, texts: int, tokens: int) -> Written:
         """The same through transformers' continuous batching."""
         return msgspec.convert(self._ask(f"transformers {texts} {tokens}"), Written)
+
+    def products_s(self, texts: int) -> float:
+        """Of one step's matrix products: what reading the weights costs, whatever else a step does."""
+        return float(self._ask(f"products {texts}")["wall_s"])
 
     def first_s(self) -> float:
         """From a prompt's tokens to the first token after it."""
@@ -147,6 +153,25 @@ class _Child:
         count = sum(len(one.generated_tokens) for one in found.values())
         return Written(count, time.perf_counter() - started_s, time.process_time() - started_cpu_s)
 
+    def products(self, texts: int) -> Written:
+        import torch  # noqa: PLC0415
+
+        model: Any = self._engine._loaded._model  # `Any`: a look at what only this measurement needs
+        products = [
+            product
+            for layer in model._stack.layers
+            for product in (layer.attention.qkv, layer.attention.out, layer.mlp.gate, layer.mlp.up, layer.mlp.down)
+        ]
+        dtype = model._stack.embedding.words.dtype
+        rows = {id(product): torch.randn(texts, product.width_in, dtype=dtype) for product in [*products, model._head]}
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
+        with torch.inference_mode():
+            for _ in range(REPEATS):
+                for product in [*products, model._head]:
+                    product(rows[id(product)])
+        wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+        return Written(texts, wall_s / REPEATS, cpu_s / REPEATS)
+
     def _ids(self, number: int) -> list[int]:
         import numpy as np  # noqa: PLC0415
 
@@ -174,6 +199,8 @@ def main() -> None:
                 answer = child.write(int(texts), int(tokens))
             case ["transformers", texts, tokens]:
                 answer = child.transformers(int(texts), int(tokens))
+            case ["products", texts]:
+                answer = child.products(int(texts))
             case ["first"]:
                 answer = child.write(1, 1)
             case _:

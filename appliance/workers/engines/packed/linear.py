@@ -33,6 +33,7 @@ class Linear:
         if activation is not None and activation not in _ACTIVATIONS:
             raise Unsupported(f"the activation {activation!r}")
         self.activation = _ACTIVATIONS[activation] if activation is not None else ("none", "")
+        self.width_in = int(weight.shape[1])
         self._bias = bias
         self._is_reordered = _can_reorder(weight)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._is_reordered else weight
