@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,13 +10,14 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 from prometheus_client import start_http_server
 
 from appliance.cli.gateway import require_nats
 from appliance.cli.startup import config_option, prepare, run, startup_errors, stop_signals
 from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
-from appliance.presets import Preset, load_preset, presets_dirs
+from appliance.presets import GenerationTuning, Preset, load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
 from appliance.settings import ModelSettings, Settings
 from appliance.workers.device import Place
@@ -36,7 +38,11 @@ from appliance.workers.writing.engine import TextEngineProcess
 from appliance.workers.writing.node import WritingNode, WritingPlace, WrittenModel
 from appliance.workers.writing.writer import Writer
 
+# What a GPU's memory holds beside other models, for a small model; the embedded generator keeps places for all of it.
+WITHOUT_SGLANG = GenerationTuning(runtime="embedded", sequences_max=8, sequence_tokens_max=4096)
 RAW_TOKENS_MAX = 16_384  # of a text that a spaCy model reads, where its facts say nothing: 65,536 characters
+
+_log = logging.getLogger(__name__)
 
 
 @click.command("worker")
@@ -166,6 +172,20 @@ def written_model(preset: Preset, model: ModelSettings, settings: Settings) -> W
     generation = preset.tuning.generation
     if generation is None:
         raise StartupError(f"the tuning of {model.name} has no [generation]; add it, as presets/default has it")
+    if generation.runtime == "sglang" and Environment.of(settings.state_dir).state() != "ready":
+        if "generation" in model.tuning:
+            raise StartupError(
+                f"the tuning of {model.name} asks for SGLang, which is not installed; run `appliance engines install "
+                'sglang`, or set its runtime to "embedded"'
+            )
+        generation = WITHOUT_SGLANG
+        preset = msgspec.structs.replace(preset, tuning=msgspec.structs.replace(preset.tuning, generation=generation))
+        _log.warning(
+            "SGLang is not installed: %s is written by the embedded generator, %d texts at once; "
+            "`appliance engines install sglang` serves many more",
+            model.name,
+            generation.sequences_max,
+        )
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
     writer = Writer.load(folder, preset.facts, tokens_max=generation.sequence_tokens_max)
     return WrittenModel(preset, folder, writer)

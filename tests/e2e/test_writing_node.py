@@ -114,14 +114,14 @@ async def test_more_texts_than_places_wait_their_turn(folder: Path) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_place(folder: Path) -> None:
-    async with appliance(folder, places=1, has_end=False, step_s=0.01) as asker:
+    async with appliance(folder, places=1, has_end=False, step_s=0.05) as asker:
         endless = await asker.send("m", text_of("KL", is_streamed=True, tokens_max=500))
         assert isinstance(await anext(asker.events(endless)), Delta | Beat)
         await asker.cancel(endless)
         found, _ = await asker.text("m", text_of("MN", tokens_max=2))
 
     assert found == "NM"
-    assert asker.unheard(endless) < 10, "nothing more is said of it"
+    assert asker.unheard(endless) <= 2, "within two tokens"
 
 
 async def test_a_job_that_is_cancelled_while_it_waits_is_dropped(folder: Path) -> None:
