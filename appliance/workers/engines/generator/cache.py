@@ -13,6 +13,9 @@ from torch.nn import functional
 
 from appliance.workers.engines.packed.rotary import Angles
 
+# Keys that are looked at: with these multiples torch's kernel rounds a row alike whatever its neighbours have.
+_KEYS_MULTIPLE: Final = 512
+_KEYS_MULTIPLE_16: Final = 64  # in 16 bits
 _SPARE_ROWS: Final = 1  # behind the places: where rows that belong to no sequence write
 
 
@@ -50,9 +53,11 @@ class Cache:
         self._device = device
         shape = (places * capacity + _SPARE_ROWS, key_heads, head_dim)
         self.layers = [
-            LayerCache(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            # Zeros, since what is masked is multiplied too, and chance bits may be no number.
+            LayerCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(layers)
         ]
+        self._keys_multiple = _KEYS_MULTIPLE if dtype == torch.float32 else _KEYS_MULTIPLE_16
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, *, tokens: int) -> None:
@@ -63,41 +68,113 @@ class Cache:
                 tensor[end : end + tokens] = tensor[start : start + tokens]
 
     def plan(self, runs: Sequence[Run], *, rows: int) -> "Plan":
-        """For a pass of so many rows, those of `runs` first, in order, and the others spare."""
+        """For a pass of so many rows, those of `runs` first, in order, and the others spare.
+
+        All runs are single tokens, or there is one.
+        """
         where = np.full(rows, self.layers[0].keys.shape[0] - 1, dtype=np.int64)
         for run in runs:
             first = run.place * self.capacity + run.start
             where[run.row : run.row + run.rows] = np.arange(first, first + run.rows)
-        return Plan(
-            torch.from_numpy(where).to(self._device),
-            [_Look.of(run, self.capacity, self._device) for run in runs],
+        look: _Looks = self._steps(runs) if runs[0].rows == 1 else self._prompt(runs[0])
+        return Plan(torch.from_numpy(where).to(self._device), look)
+
+    def _prompt(self, run: Run) -> "_Prompt":
+        seen = run.start + run.rows
+        mask = torch.ones(run.rows, seen, dtype=torch.bool, device=self._device).tril(run.start)
+        return _Prompt(run.rows, run.place * self.capacity, seen, mask)
+
+    def _steps(self, runs: Sequence[Run]) -> "_Steps":
+        """One look for all: from the first place that is in use to the last, at as many keys as the longest has.
+
+        That number is a multiple at which a row's rounding is the same however long the others are.
+        """
+        first = min(run.place for run in runs)
+        places = max(run.place for run in runs) + 1 - first
+        longest = max(run.start for run in runs) + 1
+        keys = min(self.capacity, -(-longest // self._keys_multiple) * self._keys_multiple)
+        mask = np.full((places, 1, 1, keys), -np.inf, dtype=np.float32)
+        mask[..., 0] = 0.0  # a place that is not in use looks at something
+        for run in runs:
+            mask[run.place - first, ..., : run.start + 1] = 0.0
+        own = np.array([run.place - first for run in runs], dtype=np.int64)
+        dtype = self.layers[0].keys.dtype
+        return _Steps(
+            first * self.capacity,
+            places,
+            self.capacity,
+            keys,
+            torch.from_numpy(own).to(self._device),
+            torch.from_numpy(mask).to(self._device, dtype),
         )
 
 
-class _Look(NamedTuple):
-    """What one run attends to: a slice of the cache, and which of it each of its rows may see."""
+class _Prompt(NamedTuple):
+    """What the rows of one sequence look at: a slice of the cache, each up to itself."""
 
-    row: int
     rows: int
     first: int  # row of the cache
     seen: int  # rows of it
-    mask: torch.Tensor | None  # [rows, seen]; None: all of it
+    mask: torch.Tensor  # [rows, seen]
 
-    @classmethod
-    def of(cls, run: Run, capacity: int, device: str) -> "_Look":
-        seen = run.start + run.rows
-        mask = None
-        if run.rows > 1:
-            places = torch.arange(seen, device=device)
-            mask = places <= torch.arange(run.start, seen, device=device)[:, None]
-        return cls(run.row, run.rows, run.place * capacity, seen, mask)
+    def attend(self, q: torch.Tensor, layer: LayerCache) -> torch.Tensor:
+        """[rows, heads, head_dim]"""
+        heads, head_dim = q.shape[1:]
+        key_heads = layer.keys.shape[1]
+        groups = heads // key_heads
+        # Queries that share a key head are rows of one head: [1, key heads, groups * rows, head_dim].
+        queries = q[: self.rows].view(self.rows, key_heads, groups, head_dim).permute(1, 2, 0, 3)
+        found = functional.scaled_dot_product_attention(
+            queries.reshape(1, key_heads, groups * self.rows, head_dim),
+            layer.keys[self.first : self.first + self.seen].transpose(0, 1).unsqueeze(0),
+            layer.values[self.first : self.first + self.seen].transpose(0, 1).unsqueeze(0),
+            attn_mask=self.mask.repeat(groups, 1),
+        )
+        found = found.view(key_heads, groups, self.rows, head_dim).permute(2, 0, 1, 3)
+        return found.reshape(self.rows, heads, head_dim)
+
+
+class _Steps(NamedTuple):
+    """What the newest tokens of several sequences look at: neighbouring places, each up to its own length."""
+
+    first: int  # row of the cache
+    places: int
+    capacity: int
+    keys: int
+    own: torch.Tensor  # int64 [rows]: the place of each row, from the first on
+    mask: torch.Tensor  # [places, 1, 1, keys], added to the scores
+
+    def attend(self, q: torch.Tensor, layer: LayerCache) -> torch.Tensor:
+        """[rows, heads, head_dim]"""
+        heads, head_dim = q.shape[1:]
+        key_heads = layer.keys.shape[1]
+        rows = self.own.shape[0]
+        queries = q.new_zeros(self.places, heads, head_dim)
+        queries[self.own] = q[:rows]
+        found = functional.scaled_dot_product_attention(
+            queries.view(self.places, key_heads, heads // key_heads, head_dim),
+            self._of(layer.keys),
+            self._of(layer.values),
+            attn_mask=self.mask,
+        )
+        return found.reshape(self.places, heads, head_dim)[self.own]
+
+    def _of(self, cache: torch.Tensor) -> torch.Tensor:
+        """[places, key heads, keys, head_dim], where the cache lies."""
+        end = self.first + self.places * self.capacity
+        return (
+            cache[self.first : end].view(self.places, self.capacity, *cache.shape[1:])[:, : self.keys].transpose(1, 2)
+        )
+
+
+_Looks = _Prompt | _Steps
 
 
 class Plan(NamedTuple):
     """Of one pass, for all layers."""
 
     where: torch.Tensor  # int64 [rows]: the cache's row of each
-    looks: Sequence[_Look]
+    look: _Looks
 
 
 class Cached:
@@ -112,27 +189,11 @@ class Cached:
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `stack.Seen`. Keys and values are kept first."""
-        keys, values = self._layer
-        keys.index_copy_(0, self._plan.where, k)
-        values.index_copy_(0, self._plan.where, v)
-        rows, heads, head_dim = q.shape
-        groups = heads // keys.shape[1]
-        answer = torch.zeros_like(q)
-        for look in self._plan.looks:
-            # Queries that share a key head are rows of one head: [key heads, groups * rows, head_dim].
-            own = q[look.row : look.row + look.rows]
-            queries = (
-                own.view(look.rows, -1, groups, head_dim)
-                .permute(1, 2, 0, 3)
-                .reshape(1, -1, groups * look.rows, head_dim)
-            )
-            mask = None if look.mask is None else look.mask.repeat(groups, 1)
-            found = functional.scaled_dot_product_attention(
-                queries,
-                keys[look.first : look.first + look.seen].transpose(0, 1).unsqueeze(0),
-                values[look.first : look.first + look.seen].transpose(0, 1).unsqueeze(0),
-                attn_mask=mask,
-            )
-            found = found.view(-1, groups, look.rows, head_dim).permute(2, 0, 1, 3).reshape(look.rows, heads, head_dim)
-            answer[look.row : look.row + look.rows] = found
-        return answer.view(rows, -1)
+        self._layer.keys.index_copy_(0, self._plan.where, k)
+        self._layer.values.index_copy_(0, self._plan.where, v)
+        found = self._plan.look.attend(q, self._layer)
+        if found.shape[0] == q.shape[0]:
+            return found.reshape(q.shape[0], -1)
+        answer = q.new_zeros(q.shape[0], found.shape[1] * found.shape[2])  # spare rows: of nobody, and finite
+        answer[: found.shape[0]] = found.flatten(1)
+        return answer

@@ -86,7 +86,6 @@ class CausalModel:
         logits: Logits = self._head(x).float().cpu().numpy()
         return logits
 
-
     def _size(self, rows: int) -> int:
         """The rows of a pass. In float32 the kernel for a single row is another, which rounds otherwise."""
         sizes = _SMALL_SIZES[1:] if self._stack.embedding.words.dtype == torch.float32 else _SMALL_SIZES
