@@ -49,7 +49,7 @@ ALLOWED: Final = frozenset(
         "decode-attention-backend",
         "enable-deterministic-inference",
         "enable-torch-compile",
-        "fp8-gemm-runner-backend",
+        "fp8-gemm-backend",
         "moe-runner-backend",
         "prefill-attention-backend",
         "sampling-backend",

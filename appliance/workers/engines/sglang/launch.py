@@ -96,6 +96,9 @@ def environment_of(kind: Kind, inherited: Mapping[str, str], *, threads: int) ->
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # before temperature
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # /health says that it is up, and generates nothing
         "TOKENIZERS_PARALLELISM": "false",
+        # Several GPUs are of one machine.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     if kind == "cpu":
         kept |= {

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 import torch
+from appliance_loopback import use_loopback
 from sglang.srt.constrained.base_grammar_backend import (
     BaseGrammarObject,
     InvalidGrammarObject,
@@ -87,6 +88,7 @@ class ApplianceGrammars(GuidanceBackend):
 
 def register() -> None:
     """What SGLang calls in each of its processes."""
+    use_loopback()
     add_grammar_backend_choices([NAME])
     register_grammar_backend(NAME, _backend)
 
