@@ -61,6 +61,7 @@ class Server:
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._is_told_to_end = False
         self._output: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -90,6 +91,7 @@ class Server:
         assert self._process is not None
         assert self._folder is not None
         assert self._output is not None
+        self._is_told_to_end = True
         try:
             if self._process.returncode is None:
                 self._signal(signal.SIGTERM)
@@ -158,10 +160,13 @@ class Server:
         self._note(rest)
 
     def _note(self, line: bytes) -> None:
-        text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip()
+        text = (
+            line[-LINE_BYTES_MAX:].decode(errors="replace").rstrip().rpartition("\r")[2]
+        )  # of a progress bar: its end
         if text:
             self._lines.append(text)
-            _log.info("sglang: %s", text)
+            # What its libraries say of themselves while it is taken apart is nobody's concern.
+            _log.log(logging.DEBUG if self._is_told_to_end else logging.INFO, "sglang: %s", text)
 
 
 def reason(returncode: int, lines: Sequence[str]) -> ServerDied:
