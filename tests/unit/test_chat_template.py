@@ -19,7 +19,7 @@ PLAIN = """{% for message in messages %}{{ '<|' + message['role'] + '|>' + messa
 WITH_TOOLS = """{{- bos_token }}
 {%- if tools %}
     {%- for tool in tools %}{{ tool | tojson }}{% endfor %}
-    {{- tools[0] | tojson(indent=2) }}
+    {{- tools[0] | tojson(indent=2) }}{{ tools[0] | tojson(true, sort_keys=true, separators=(',', ':')) }}
 {%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'skipped' %}{% continue %}{% endif %}
@@ -93,6 +93,7 @@ def test_a_broken_template_is_the_models_fault(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}",
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages[0].content + 1 }}",
         "{{ messages[9].content }}",
@@ -137,7 +138,61 @@ def test_messages_become_what_templates_know() -> None:
     assert found[3]["tool_calls"][0]["function"] == {"name": "g", "arguments": {}}
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "[" * 5000])
+def test_what_no_template_reads_is_left_out() -> None:
+    call = {"id": "1", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}", "x": [[]]}}
+    message: Message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+        "refusal": None,
+        "x": [[]],
+        "name": 7,
+    }
+
+    [found] = normalized([message])
+
+    assert found == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    }
+
+
+@pytest.mark.parametrize("has_short_ids", [False, True])
+def test_a_result_is_known_by_its_call(has_short_ids: bool) -> None:
+    call = {"id": "call_0123456789", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[Message] = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0123456789", "content": "42"},
+        {"role": "tool", "tool_call_id": "of another", "content": "43"},
+    ]
+
+    asked, answered, other = normalized(messages, has_short_ids=has_short_ids)
+
+    assert answered["name"] == "f"
+    assert "name" not in other
+    assert answered["tool_call_id"] == asked["tool_calls"][0]["id"]
+    assert (len(answered["tool_call_id"]) == 9 and answered["tool_call_id"].isalnum()) == has_short_ids
+    assert other["tool_call_id"] != answered["tool_call_id"]
+
+
+def test_templates_that_want_short_ids_are_known() -> None:
+    source = "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
+
+    assert ChatTemplate(source, {}).has_short_ids
+    assert not ChatTemplate(PLAIN, {}).has_short_ids
+
+
+def test_a_template_may_be_asked_for_an_answer_at_once() -> None:
+    template = ChatTemplate("{% if enable_thinking is defined and enable_thinking is false %}at once{% endif %}", {})
+
+    assert template.render(MESSAGES) == ""
+    assert template.render(MESSAGES, may_think=False) == "at once"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["{", "[1]", '"x"', "[" * 5000, '{"a": NaN}', r'{"a": "\ud800"}', '{"a":' * 65 + "1" + "}" * 65]
+)
 def test_arguments_that_are_no_object_are_refused_by_name(arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 

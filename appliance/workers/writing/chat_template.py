@@ -43,6 +43,8 @@ class ChatTemplate:
         """`tokens` are the special ones that templates name: "bos_token" and the like. Raises ValueError."""
         self.source = source
         self.takes_tools = "tools" in source
+        # Mistral's templates refuse calls whose ids are not of nine letters.
+        self.has_short_ids = "length 9" in source
         self._tokens = dict(tokens)
         try:
             self._template: Template = _environment().from_string(source)
@@ -56,16 +58,34 @@ class ChatTemplate:
         source = _source(folder, config)
         return None if source is None else cls(source, _special_tokens(folder))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+    def token(self, name: str) -> str | None:
+        """A special token that templates name, as a string."""
+        return self._tokens.get(name)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, may_think: bool = True) -> str:
         """The prompt after which the assistant's next message comes.
 
-        Raises InvalidRequest for messages that the template does not take, with its own words.
+        Without `may_think`, a template that can have the model answer at once does so. Raises InvalidRequest for
+        messages that the template does not take, with its own words.
         """
+        options = {} if may_think else {"enable_thinking": False}
         try:
             return self._template.render(
-                messages=list(messages), tools=list(tools) or None, add_generation_prompt=True, **self._tokens
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                **options,
+                **self._tokens,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as exc:
             words = " ".join(str(exc).split())[:_WORDS_MAX]
             raise InvalidRequest(
                 f"the model's chat template does not take these messages: {words}", param="messages"
@@ -93,9 +113,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: object, indent: int | None = None, **options: Any) -> str:  # `Any`: what templates pass on
-    # Not jinja2's own, which escapes what HTML would take for tags.
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja2's own, which escapes what HTML would take for tags. The options are those that transformers gives it.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(words: str) -> str:

@@ -1,18 +1,25 @@
 """OpenAI's chat messages as chat templates take them. Pure.
 
 The gateway has checked their shape. Here parts become text, "developer" is what it was before it had a name of its own,
-and function calls have their arguments as objects, since templates write them out themselves.
+and function calls have their arguments as objects, since templates write them out themselves. What no template reads is
+left out.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, Final
+
+import msgspec
 
 from appliance.errors import InvalidRequest
 
 Message = dict[str, Any]  # `Any`: JSON
 
+LEVELS_MAX: Final = 64  # of a call's arguments: what templates can write out again, whatever their depth of calls
 _ROLES: Final = {"developer": "system", "function": "tool"}
+_KEPT: Final = ("name", "tool_call_id", "reasoning_content")
+_SHORT_ID_CHARS: Final = 9  # of Mistral's calls, whose templates refuse any other
 
 # For templates that know no functions: the convention of Hermes, Qwen and others.
 CALL_OPENS: Final = "<tool_call>"
@@ -27,9 +34,23 @@ To call a function, write its name and its arguments as JSON like this:
 </tool_call>"""
 
 
-def normalized(messages: Sequence[Message]) -> list[Message]:
-    """Raises InvalidRequest for arguments of a call that are no JSON object."""
-    return [_normalized(message, index) for index, message in enumerate(messages)]
+def normalized(messages: Sequence[Message], *, has_short_ids: bool = False) -> list[Message]:
+    """`has_short_ids`: ids of calls become others of nine letters. A result gets the name of the function it is of.
+
+    Raises InvalidRequest for arguments of a call that are no JSON object.
+    """
+    names: dict[str, str] = {}
+    found = [_normalized(message, index) for index, message in enumerate(messages)]
+    for message in found:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+            call["id"] = _short(call["id"]) if has_short_ids else call["id"]
+        call_id = message.get("tool_call_id")
+        if call_id in names:
+            message.setdefault("name", names[call_id])
+        if call_id is not None and has_short_ids:
+            message["tool_call_id"] = _short(call_id)
+    return found
 
 
 def spelled_out(messages: Sequence[Message], tools: Sequence[Any]) -> list[Message]:
@@ -45,17 +66,15 @@ def spelled_out(messages: Sequence[Message], tools: Sequence[Any]) -> list[Messa
 
 
 def _normalized(message: Message, index: int) -> Message:
-    found = {key: value for key, value in message.items() if value is not None and key != "tool_calls"}
+    found = {key: message[key] for key in _KEPT if isinstance(message.get(key), str)}
     found["role"] = _ROLES.get(message["role"], message["role"])
     found["content"] = _text(message.get("content"))
-    calls = message.get("tool_calls") or []
-    if legacy := message.get("function_call"):
-        calls = [{"type": "function", "id": "", "function": legacy}]
+    legacy = message.get("function_call")
+    calls = [{"id": "", "function": legacy}] if legacy else message.get("tool_calls") or []
     if calls:
         found["tool_calls"] = [
             _call(call, f"messages[{index}].tool_calls[{place}]") for place, call in enumerate(calls)
         ]
-    found.pop("function_call", None)
     return found
 
 
@@ -73,14 +92,36 @@ def _call(call: dict[str, Any], param: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as exc:
+            # Not Python's own, which lets halves of characters through that no tokenizer takes.
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError) as exc:
             raise InvalidRequest(
                 f"'{param}.function.arguments' is no JSON: {exc}", param=f"{param}.function.arguments"
             ) from exc
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"'{param}.function.arguments' is no JSON object", param=f"{param}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+    if _is_deep(arguments):
+        raise InvalidRequest(
+            f"'{param}.function.arguments' is nested deeper than {LEVELS_MAX} levels",
+            param=f"{param}.function.arguments",
+        )
+    return {
+        "id": call.get("id") or "",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _is_deep(arguments: dict[str, Any]) -> bool:
+    row: list[Any] = [arguments]
+    for _ in range(LEVELS_MAX):
+        containers = [value for value in row if isinstance(value, dict | list)]
+        row = [inner for value in containers for inner in (value.values() if isinstance(value, dict) else value)]
+    return any(isinstance(value, dict | list) for value in row)
+
+
+def _short(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARS]
 
 
 def _plain(message: Message) -> Message:

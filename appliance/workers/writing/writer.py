@@ -190,8 +190,9 @@ class Writer:
             raise InvalidRequest(
                 "the model has no chat template; ask /v1/completions, or choose another model", param="model"
             )
+        messages = normalized(messages, has_short_ids=self._template.has_short_ids)
+        # After what JSON escapes in the arguments of calls has become text.
         messages, tools, mark = self._prompts.guarded(messages, tools)
-        messages = normalized(messages)
         if not self._template.takes_tools:
             messages, tools = spelled_out(messages, tools), []
         prompt = self._template.render(messages, tools)
