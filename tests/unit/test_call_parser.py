@@ -43,6 +43,8 @@ CASES = [
     (HERMES, "<tool_call>nonsense</tool_call> and on", "<tool_call>nonsense</tool_call> and on", []),
     (HERMES, f"{HERMES_CALL} That is all.", " That is all.".strip(), [("get", '{"city": "a}\\"b", "n": [1, {}]}')]),
     (HERMES, "ends with <tool_", "ends with <tool_", []),
+    (HERMES, '<tool_call>\n{"name": "get", "arguments": 42}\n</tool_call>', "", [("get", "42")]),
+    (HERMES, '<tool_call>\n{"name": "get", "arguments": "a}\\""}\n</tool_call>', "", [("get", '"a}\\""')]),
     (LLAMA, '{"name": "get", "parameters": {"a": 1}}', "", [("get", '{"a": 1}')]),
     (
         LLAMA,
@@ -120,14 +122,18 @@ def test_a_head_without_end_is_text() -> None:
         ("no thought, <think> here", False, "", "no thought, <think> here"),
         ("<think>never ends", False, "never ends", ""),
         ("<thin", False, "", "<thin"),
+        ("\n\nhm\n\nhm\n</think>\n\nyes\n", True, "hm\n\nhm", "yes\n"),
+        (" <think></think>\n\n", False, "", ""),
+        (" yes", False, "", " yes"),
     ],
 )
 def test_thoughts_are_parted_from_the_answer(text: str, is_open: bool, reasoning: str, rest: str, size: int) -> None:
     parser = ReasoningParser(is_open=is_open)
     found = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)] + [parser.end()]
 
-    assert "".join(thought for thought, _ in found).strip("\n") == reasoning
-    assert "".join(answer for _, answer in found).strip("\n") == rest
+    assert "".join(thought for thought, _ in found) == reasoning
+    assert "".join(answer for _, answer in found) == rest
+    assert not parser.is_thinking or not rest
 
 
 @pytest.mark.parametrize(

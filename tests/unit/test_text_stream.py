@@ -68,15 +68,25 @@ def test_a_text_ends_before_its_first_stop_string(text: str, stops: list[str]) -
 
     found = "".join(stream.push([token]) for token in ids_of(text)) + stream.flush()
 
-    # The first that is complete as the tokens come ends the text.
-    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    if not ends:
-        assert (found, stream.stop) == (text, "")
-    else:
-        met = text[: min(ends)]
-        assert stream.stop in stops
-        assert met.endswith(stream.stop)
-        assert found == met[: met.find(stream.stop)] or found == met[: len(met) - len(stream.stop)]
+    # The first that is complete as the tokens come ends the text, the longest of those.
+    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    end, _, stop = min(ends, default=(len(text), 0, ""))
+    assert (found, stream.stop) == (text[: end - len(stop)], stop)
+
+
+@given(
+    st.text("ab<é", max_size=30),
+    st.lists(st.text("abé", min_size=1, max_size=4), max_size=4),
+    st.lists(st.integers(0, 30), max_size=5),
+)
+def test_how_the_tokens_come_changes_nothing(text: str, stops: list[str], places: list[int]) -> None:
+    ids = ids_of(text)
+    one, other = TextStream(TOKENS, stops=stops), TextStream(TOKENS, stops=stops)
+
+    by_token = written(ids, one, range(1, len(ids)))
+    in_pieces = written(ids, other, sorted(min(place, len(ids)) for place in places))
+
+    assert (by_token, one.stop) == (in_pieces, other.stop)
 
 
 def test_nothing_that_may_become_a_stop_string_is_sent() -> None:
@@ -117,6 +127,26 @@ def test_sentencepiece_loses_its_first_space_alone() -> None:
 
     assert written([1, 2, 3, *parrot, 1], TextStream(tokens)) == "hello world 🦜 hello"
     assert tokens.of(1) == b" hello"
+
+
+def test_a_text_that_goes_on_keeps_its_first_space() -> None:
+    assert written([1, 2], TextStream(TokenBytes(sentence_pieces()), goes_on=True)) == " hello world"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "drops"),
+    [
+        (decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]), False),
+        (decoders.Metaspace(prepend_scheme="never"), False),
+        (decoders.Metaspace(prepend_scheme="always"), True),
+        (decoders.Metaspace(prepend_scheme="first"), True),
+    ],
+)
+def test_the_decoder_says_whether_the_first_space_is_one(decoder: decoders.Decoder, drops: bool) -> None:
+    rust = sentence_pieces()
+    rust.decoder = decoder
+
+    assert written([1, 2], TextStream(TokenBytes(rust))) == rust.decode([1, 2]) == (" hello world"[drops:])
 
 
 def test_numbers_that_are_no_tokens_say_nothing() -> None:

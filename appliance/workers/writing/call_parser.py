@@ -6,7 +6,7 @@ text: nothing is lost. A JSON library is of no use here, since nothing is decode
 
 import json
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from appliance.jobs import CallPart
 from appliance.workers.writing.text_stream import overlap
@@ -27,48 +27,65 @@ class Said(NamedTuple):
 
 
 class ReasoningParser:
-    """Parts what stands between <think> and </think> from the rest."""
+    """Parts what stands between <think> and </think> at the beginning of a text from the rest.
+
+    Line breaks at the ends of a thought, and between it and the answer, are nobody's.
+    """
 
     def __init__(self, *, is_open: bool) -> None:
         """`is_open`: the prompt ended with <think>."""
-        self._is_thinking = is_open
-        self._may_open = not is_open  # only the very beginning of a text is a thought
-        self._held = ""
+        self._stage = "opened" if is_open else "start"  # then "thought", "closed", "answer"
+        self._rest = ""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """The reasoning in it, and the rest."""
-        text = self._held + text
-        self._held = ""
-        reasoning = ""
-        if self._may_open:
-            beginning = text.lstrip()
-            if beginning.startswith(THINK_OPENS):
-                self._may_open, self._is_thinking = False, True
-                text = beginning[len(THINK_OPENS) :].lstrip("\n")
-            elif THINK_OPENS.startswith(beginning):
-                self._held = text
-                return "", ""
-            else:
-                self._may_open = False
-        if self._is_thinking:
-            end = text.find(THINK_CLOSES)
-            if end < 0:
-                keep = overlap(text, THINK_CLOSES)
-                self._held = text[len(text) - keep :]
-                return text[: len(text) - keep], ""
-            self._is_thinking = False
-            reasoning, text = text[:end].rstrip("\n"), text[end + len(THINK_CLOSES) :].lstrip("\n")
-        return reasoning, text
+        """The reasoning that is certain now, and the answer."""
+        if self._stage == "answer":
+            return "", text
+        self._rest += text
+        if self._stage == "start":
+            self._open()
+        if self._stage == "opened":
+            self._skip_lines(then="thought")
+        reasoning = self._thought() if self._stage == "thought" else ""
+        if self._stage == "closed":
+            self._skip_lines(then="answer")
+        answer = ""
+        if self._stage == "answer":
+            answer, self._rest = self._rest, ""
+        return reasoning, answer
 
     def end(self) -> tuple[str, str]:
         """What was held back."""
-        held, self._held = self._held, ""
-        return (held, "") if self._is_thinking else ("", held)
+        held, self._rest = self._rest, ""
+        return (held, "") if self.is_thinking else ("", held)
 
     @property
     def is_thinking(self) -> bool:
         """Whether what comes is reasoning."""
-        return self._is_thinking
+        return self._stage in ("opened", "thought")
+
+    def _open(self) -> None:
+        beginning = self._rest.lstrip()
+        if beginning.startswith(THINK_OPENS):
+            self._rest = beginning[len(THINK_OPENS) :]
+            self._stage = "opened"
+        elif not THINK_OPENS.startswith(beginning):
+            self._stage = "answer"
+
+    def _skip_lines(self, *, then: Literal["thought", "answer"]) -> None:
+        self._rest = self._rest.lstrip("\n")
+        if self._rest:
+            self._stage = then
+
+    def _thought(self) -> str:
+        place = self._rest.find(THINK_CLOSES)
+        if place >= 0:
+            thought, self._rest = self._rest[:place].rstrip("\n"), self._rest[place + len(THINK_CLOSES) :]
+            self._stage = "closed"
+            return thought
+        thought = self._rest[: len(self._rest) - overlap(self._rest, THINK_CLOSES)].rstrip("\n")
+        self._rest = self._rest[len(thought) :]
+        return thought
 
 
 class CallParser:
@@ -187,10 +204,11 @@ class CallParser:
 
 
 class _Value:
-    """Finds where a JSON value ends that comes in pieces; objects and arrays only, as arguments are."""
+    """Finds where a JSON value ends that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
+        self._in_word = False  # a number, or true, false, null: it ends where something else begins
         self._in_string = False
         self._is_escaped = False
         self.is_over = False
@@ -198,26 +216,33 @@ class _Value:
     def end_in(self, text: str) -> int:
         """How much of `text` belongs to the value."""
         for place, char in enumerate(text):
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif char == "\\":
-                    self._is_escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self.is_over = True
-                    return place + 1
-            elif self._depth == 0 and not char.isspace():
-                self.is_over = True  # no object: what follows is none of it
+            if self._in_word and not (char.isalnum() or char in "+-."):
+                self.is_over = True
                 return place
+            if self._ends_with(char):
+                self.is_over = True
+                return place + 1
         return len(text)
+
+    def _ends_with(self, char: str) -> bool:
+        if self._in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == '"':
+                self._in_string = False
+                return self._depth == 0
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            return self._depth <= 0
+        elif self._depth == 0 and not char.isspace():
+            self._in_word = True
+        return False
 
 
 def _say(said: list[Said], text: str) -> None:

@@ -9,14 +9,24 @@ from appliance.workers.writing.token_bytes import TokenBytes
 class TextStream:
     """One text. `stop` is the stop string that was met, before which the text ended; "" until then."""
 
-    def __init__(self, tokens: TokenBytes, *, stops: Sequence[str] = (), shown: Collection[int] = ()) -> None:
-        """Special tokens are left out, but for those of `shown`, which a parser wants to see."""
+    def __init__(
+        self,
+        tokens: TokenBytes,
+        *,
+        stops: Sequence[str] = (),
+        shown: Collection[int] = (),
+        goes_on: bool = False,
+    ) -> None:
+        """Special tokens are left out, but for those of `shown`, which a parser wants to see.
+
+        `goes_on`: the text goes on from its prompt's, so that a space it begins with is its own.
+        """
         self._tokens = tokens
         self._shown = shown
         self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self._is_first = tokens.drops_first_space
+        self._is_first = tokens.drops_first_space and not goes_on
         self.stop = ""
 
     def push(self, ids: Sequence[int]) -> str:
@@ -46,9 +56,10 @@ class TextStream:
         if not self._stops:
             self._held = ""
             return text
-        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        # The first that is complete: which one it is does not depend on how the tokens come.
+        found = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
-            place, self.stop = min(found, key=lambda one: (one[0], -len(one[1])))
+            _, place, self.stop = min(found)
             self._held = ""
             return text[:place]
         keep = max(overlap(text, stop) for stop in self._stops)

@@ -2,7 +2,8 @@
 
 import json
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -17,12 +18,13 @@ class TokenBytes:
         """Raises ValueError for a decoder of another kind than byte-level BPE and SentencePiece."""
         self._rust = rust
         decoder = json.loads(rust.to_str())["decoder"]
-        kinds = {step["type"] for step in _steps(decoder)}
+        steps = _steps(decoder)
+        kinds = {step["type"] for step in steps}
         self._is_byte_level = "ByteLevel" in kinds
         if not self._is_byte_level and not kinds & {"Metaspace", "ByteFallback"}:
             raise ValueError(f"its tokens cannot be told as bytes (decoder {sorted(kinds)})")
-        # SentencePiece puts a space before a text, and takes it away again.
-        self.drops_first_space = not self._is_byte_level
+        # Most of SentencePiece's put a space before a text, and take it away again.
+        self.drops_first_space = any(_drops_first_space(step) for step in steps)
         self._added = dict(rust.get_added_tokens_decoder())
         self._known: dict[int, bytes] = {}
 
@@ -52,7 +54,13 @@ class TokenBytes:
         return piece.replace(_SPACE, " ").encode()
 
 
-def _steps(decoder: object) -> list[dict[str, str]]:
+def _drops_first_space(step: Mapping[str, object]) -> bool:
+    if step["type"] == "Strip":
+        return step.get("content") == " " and step.get("start") == 1
+    return step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"
+
+
+def _steps(decoder: object) -> list[dict[str, Any]]:  # `Any`: JSON
     if not isinstance(decoder, dict):
         return [{"type": "none"}]
     return (
