@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
-from appliance.workers.writing.grammars import GrammarCache, grammar_of, marks_of
+from appliance.workers.writing.grammars import SCHEMA_BYTES_MAX, GrammarCache, grammar_of, marks_of
 from appliance.workers.writing.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Style
 from tests.unit.test_text_stream import RUST, mark
 
@@ -24,10 +24,11 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now"}},
 ]
 MARK = mark("[CALLS]")
+BAD = json.dumps({"grammars": [{"lark_grammar": "start: /[/"}]})
 
 
 def grammar(task: Generate, tools: list[dict[str, Any]] | None = None, style: Style = HERMES, **options: Any) -> str:
-    settings: dict[str, Any] = {"cache": GrammarCache(), "thinks": False, "marks": marks_of(RUST)} | options
+    settings: dict[str, Any] = {"cache": GrammarCache(TOKENS), "marks": marks_of(RUST, TOKENS)} | options
     return grammar_of(task, tools or [], style, **settings)
 
 
@@ -89,7 +90,8 @@ def test_calls_are_allowed_required_or_named(style: Style, call: str) -> None:
 
 @pytest.mark.parametrize(("style", "call"), STYLES)
 def test_several_calls_where_they_may_be(style: Style, call: str) -> None:
-    two = call + style.between + call
+    first = call.removesuffix(style.last)
+    two = first + style.between + call.removeprefix(style.opens + style.first)
 
     assert accepts(grammar(Generate(tool_choice="required"), TOOLS, style), two)
     assert not accepts(grammar(Generate(tool_choice="required", has_parallel_calls=False), TOOLS, style), two)
@@ -124,11 +126,60 @@ def test_a_form_and_functions_go_together() -> None:
 
 
 def test_a_thought_may_come_first() -> None:
-    city = grammar(schema_task(CITY), thinks=True)
+    city = grammar(schema_task(CITY), thought="possible")
 
     assert accepts(city, '{"city": "Rome"}')
     assert accepts(city, mark("<think>"), 'hm, {"a"}</think>{"city": "Rome"}')
-    assert accepts(grammar(Generate(), TOOLS, thinks=True), "free text")
+    assert accepts(city, mark("<think>"), '\nhm\n</think>\n\n{"city": "Rome"}')
+    assert not accepts(city, mark("<think>"), 'hm</think>{"town": "Rome"}')
+    assert accepts(grammar(Generate(), TOOLS, thought="possible"), "free text")
+
+
+def test_a_thought_that_the_prompt_opened_ends_before_the_answer() -> None:
+    city = grammar(schema_task(CITY), thought="open")
+
+    assert accepts(city, 'hm</think>\n{"city": "Rome"}')
+    assert not accepts(city, '{"city": "Rome"}')
+    assert not accepts(city, 'hm</think>{"town": "Rome"}')
+    assert accepts(grammar(Generate(), TOOLS, thought="open"), "hm</think>free text")
+    assert not accepts(grammar(Generate(tool_choice="required"), TOOLS, thought="open"), "hm</think>free text")
+
+
+def test_a_text_may_begin_like_json_where_calls_are_nothing_else() -> None:
+    auto = grammar(Generate(), TOOLS, LLAMA)
+
+    assert accepts(auto, '{"answer": 42}')
+    assert accepts(auto, "")
+    assert not accepts(auto, '{"name": "other", "parameters": {}}')
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [(r"a\/b", "a/b"), ("a/b", "a/b"), (r"a\\/b", "a\\/b"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb"), (r"\d\.", "1.")],
+)
+def test_an_expression_is_read_as_it_is_written(expression: str, text: str) -> None:
+    assert accepts(grammar(Generate(form="regex", pattern=expression.encode())), text)
+
+
+@pytest.mark.parametrize("expression", [r"a\/ | /b", "a/ | /b", 'a/\nstart: "b"', "a\\"])
+def test_an_expression_cannot_end_its_rule(expression: str) -> None:
+    try:
+        found = grammar(Generate(form="regex", pattern=expression.encode()))
+    except InvalidRequest:
+        return
+    assert not accepts(found, "b")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, None, {"type": ["object"]}, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}}, {"anyOf": [{}]}],
+)
+def test_arguments_are_an_object_whatever_else_is_said(parameters: object) -> None:
+    tool = {"type": "function", "function": {"name": "get", "parameters": parameters}}
+    found = grammar(Generate(tool_choice="required"), [tool])
+
+    assert accepts(found, CALL["hermes"])
+    assert not accepts(found, CALL["hermes"].replace('{"city": "Rome"}', '"Rome"'))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +189,21 @@ def test_a_thought_may_come_first() -> None:
         (schema_task({"$ref": "https://example.com/schema.json"}), [], "response_format.json_schema.schema"),
         (schema_task({"type": "string", "pattern": "(?=x)"}), [], "response_format.json_schema.schema"),
         (schema_task({"type": "array", "uniqueItems": True}), [], "response_format.json_schema.schema"),
+        (schema_task({"const": "x" * SCHEMA_BYTES_MAX}), [], "response_format.json_schema.schema"),
+        (schema_task({"type": "string", "pattern": "a" * 2049}), [], "response_format.json_schema.schema"),
+        (schema_task({"patternProperties": {"a" * 2049: {}}}), [], "response_format.json_schema.schema"),
+        (
+            schema_task({"type": "object", "properties": {f"k{i}": {} for i in range(800)}}),
+            [],
+            "response_format.json_schema.schema",
+        ),
+        (
+            schema_task({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            [],
+            "response_format.json_schema.schema",
+        ),
+        (Generate(), [{"function": {"name": "f", "parameters": {"type": "string"}}}], "tools[0].function.parameters"),
+        (Generate(form="regex", pattern=b"a" * 2049), [], "response_format.pattern"),
         (Generate(form="regex", pattern=b"["), [], "response_format.pattern"),
         (Generate(form="regex", pattern=b"(a){1,"), [], "response_format.pattern"),
         (
@@ -211,10 +277,14 @@ def test_hostile_patterns_are_refused_or_stay_within_their_limits(task: Generate
 
 
 def test_the_cache_is_bounded_in_count_and_bytes() -> None:
-    cache = GrammarCache(count_max=2)
+    cache = GrammarCache(TOKENS, count_max=2)
     for number in range(5):
         cache.check(grammar(Generate(form="regex", pattern=str(number).encode())), param="x")
     assert len(cache) == 2
-    small = GrammarCache(bytes_max=10)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="invalid regex"):
+            cache.check(BAD, param="x")
+    assert len(cache) == 2
+    small = GrammarCache(TOKENS, bytes_max=10)
     small.check(grammar(Generate(form="json_object")), param="x")
     assert len(small) == 0

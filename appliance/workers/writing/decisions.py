@@ -35,6 +35,11 @@ class Labels:
     def of(self, question: Question) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The labels of the question's options, and their tokens. Raises InvalidRequest for too many options."""
         if question.kind == "predicate":
+            if self._yes_no[0] == self._yes_no[1]:
+                raise InvalidRequest(
+                    "the model's vocabulary does not tell Yes from No by one token; ask a choice, or another model",
+                    param="questions",
+                )
             return _YES_NO, tuple(self._yes_no)
         count = len(question.options)
         if count > len(self._labels):

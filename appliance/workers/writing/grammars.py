@@ -1,8 +1,8 @@
 """What may be written, as llguidance takes it: forms that a client asks for, and function calls of a model's style.
 
-A grammar is checked here, before the engine sees it, so that a bad schema is the client's error and names its field.
-llguidance compiles lazily within fixed limits of time and size (`LLParserLimits`), fetches nothing, and reads regular
-expressions without backtracking.
+A grammar is tried here, before the engine sees it, so that a bad one is the client's error and names its field: its
+first tokens are computed, which is where most that is too complex shows. llguidance compiles lazily within fixed limits
+of time and size (`LLParserLimits`), fetches nothing, and reads regular expressions without backtracking.
 """
 
 import hashlib
@@ -11,8 +11,9 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -23,62 +24,100 @@ from appliance.workers.writing.tool_styles import Style
 
 CACHE_COUNT_MAX: Final = 512
 CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
+SCHEMA_BYTES_MAX: Final = 256 * 1024
+# Of one regular expression. Longer ones can take seconds and gigabytes before llguidance's own limits stop them:
+# measured with ten thousand of ".*", whose every token took a second.
+PATTERN_CHARS_MAX: Final = 2048
+_TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY: Final = r"/(?s:.*)/"
 
 Tool = dict[str, Any]  # `Any`: JSON
+Marks = Mapping[str, int]  # texts that are tokens of their own, and which: llguidance never spells them out
+# Whether a text may begin with a thought, or begins within one that its prompt opened.
+Thought = Literal["none", "possible", "open"]
 
 
 class GrammarCache:
-    """Remembers which grammars were found good. Bounded; thread-safe."""
+    """Remembers which grammars a vocabulary can follow, and what is wrong with others. Bounded; thread-safe."""
 
-    def __init__(self, *, count_max: int = CACHE_COUNT_MAX, bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self, tokens: LLTokenizer, *, count_max: int = CACHE_COUNT_MAX, bytes_max: int = CACHE_BYTES_MAX
+    ) -> None:
+        self._tokens = tokens
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._good: OrderedDict[bytes, int] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[int, str]] = OrderedDict()  # by digest: the size, and what is wrong
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._good)
+        return len(self._known)
 
     def check(self, grammar: str, *, param: str) -> None:
         """Raises InvalidRequest with llguidance's words for a grammar that it does not take."""
         data = grammar.encode()
         key = hashlib.sha256(data).digest()
         with self._lock:
-            if key in self._good:
-                self._good.move_to_end(key)
+            found = self._known.get(key)
+            if found is not None:
+                self._known.move_to_end(key)
+        if found is None:
+            found = len(data), self._tried(grammar)
+            self._keep(key, found)
+        if words := found[1]:
+            raise InvalidRequest(f"'{param}' cannot be followed: {words}", param=param)
+
+    def _keep(self, key: bytes, found: tuple[int, str]) -> None:
+        with self._lock:
+            if key in self._known:  # another thread has tried it meanwhile
                 return
+            self._known[key] = found
+            self._bytes += found[0]
+            while len(self._known) > self._count_max or self._bytes > self._bytes_max:
+                self._bytes -= self._known.popitem(last=False)[1][0]
+
+    def _tried(self, grammar: str) -> str:
+        """What is wrong with it; "" for nothing."""
         is_bad, words = LLMatcher.validate_grammar_with_warnings(grammar)
         if is_bad:
-            first = (str(words[0]).strip().splitlines() or ["no details"])[0]
-            raise InvalidRequest(f"'{param}' cannot be followed: {first[:_WORDS_MAX]}", param=param)
-        with self._lock:
-            self._good[key] = len(data)
-            self._bytes += len(data)
-            while len(self._good) > self._count_max or self._bytes > self._bytes_max:
-                self._bytes -= self._good.popitem(last=False)[1]
+            return _first_line(words[0])
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        for _ in range(_TRIED_TOKENS):
+            if matcher.is_error() or matcher.is_stopped():
+                break
+            mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            if matcher.is_error() or not len(allowed):
+                break
+            matcher.consume_token(int(allowed[0]))
+        return _first_line(matcher.get_error()) if matcher.is_error() else ""
 
 
-Marks = Mapping[str, int]  # texts that are tokens of their own, and which: llguidance never spells them out
+def _first_line(words: object) -> str:
+    return (str(words).strip().splitlines() or ["no details"])[0][:_WORDS_MAX]
 
 
-def marks_of(rust: RustTokenizer) -> Marks:
-    """Of a vocabulary. Blocks for a moment."""
-    tokens = LLTokenizer(rust.to_str())
+def marks_of(rust: RustTokenizer, tokens: LLTokenizer) -> Marks:
+    """Of a vocabulary."""
     added = rust.get_added_tokens_decoder()
     return {token.content: number for number, token in added.items() if tokens.is_special_token(number)}
 
 
 def grammar_of(
-    task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache, thinks: bool, marks: Marks
+    task: Generate,
+    tools: Sequence[Tool],
+    style: Style,
+    *,
+    cache: GrammarCache,
+    marks: Marks,
+    thought: Thought = "none",
 ) -> str:
     """The grammar of a task's answer; "" where anything may be written.
 
-    `thinks`: a text may begin with a thought. Raises InvalidRequest, naming the field at fault.
+    Raises InvalidRequest, naming the field at fault.
     """
     form = _form(task)
     if form is not None:
@@ -87,10 +126,7 @@ def grammar_of(
     calls = _calls(task, tools, style, cache=cache, marks=marks) if tools else None
     if form is None and calls is None:
         return ""
-    rules = ["start: thought? answer" if thinks else "start: answer", f"ANY: {_ANY}"]
-    if thinks:
-        rules += _until("thought_end", THINK_CLOSES, marks)
-        rules.append(f"thought: {_literal(THINK_OPENS, marks)} thought_end")
+    rules = [*_start(thought, marks), f"ANY: {_ANY}"]
     rules += [f"answer: {form[0]}"] if calls is None and form else []
     rules += _answer(task, form[0] if form else "", style, marks=marks) if calls is not None else []
     grammar = _lark("\n".join([*rules, *(calls or ())]))
@@ -98,18 +134,33 @@ def grammar_of(
     return grammar
 
 
+def _start(thought: Thought, marks: Marks) -> list[str]:
+    """An answer, after what may stand before it; models leave lines between a thought and what follows."""
+    if thought == "none":
+        return ["start: answer"]
+    end = _until("thought_end", THINK_CLOSES, marks)
+    lines = '("\\n" "\\n"?)?'
+    if thought == "open":
+        return [f"start: thought_end {lines} answer", *end]
+    return ["start: thought? answer", f"thought: {_literal(THINK_OPENS, marks)} thought_end {lines}", *end]
+
+
 def _answer(task: Generate, form: str, style: Style, *, marks: Marks) -> list[str]:
-    """Calls, and what else there may be; `call` is what follows the opening mark of one."""
-    one = f"{_literal(style.opens, marks)} call" if style.opens else "call"
+    """Calls, and what else there may be."""
     has_more = task.has_parallel_calls and not task.tool_name
-    more = f" ({_literal(style.between, marks)} {one})*" if has_more else ""
+    more = f"({_literal(style.between, marks)} call)*" if has_more else ""
+    # Of those who write a list, some have a space before it.
+    first = f'" "? {_literal(style.first, marks)}' if style.first else ""
+    calls = f"calls: {first} call {more} {_literal(style.last, marks)}"
+    opened = f"{_literal(style.opens, marks)} calls"
     if task.tool_choice == "required" or task.tool_name:
-        return [f"answer: {one}{more}"]
+        return [f"answer: {opened}", calls]
     if form:
-        return [f"answer: {form} | {one}{more}"]
-    if not style.opens:  # a call is the whole answer: text is what begins otherwise
-        return [f"answer: PLAIN? | {one}{more}", r"PLAIN: /[^{](?s:.*)/"]
-    return [f"answer: ANY | opening call{more}", *_until("opening", style.opens, marks)]
+        return [f"answer: {form} | {opened}", calls]
+    if not style.opens:  # a text may be anything that does not begin as a call does
+        begins = re.escape(style.before.partition("NAME")[0])
+        return ["answer: PLAIN? | calls", rf"PLAIN: /(?s:.+)/ & ~/{begins}(?s:.*)/", calls]
+    return ["answer: ANY | opening calls", *_until("opening", style.opens, marks), calls]
 
 
 def _until(rule: str, mark: str, marks: Marks) -> list[str]:
@@ -136,15 +187,19 @@ def _form(task: Generate) -> tuple[str, str] | None:
         case "json_object":
             return _json({"type": "object"}), "response_format"
         case "json_schema":
-            return _json(_schema(task.pattern)), "response_format.json_schema.schema"
+            param = "response_format.json_schema.schema"
+            return _json(_bounded(_schema(task.pattern), len(task.pattern), param)), param
         case "regex":
-            return f"/{_slashed(task.pattern.decode())}/", "response_format.pattern"
+            param = "response_format.pattern"
+            expression = task.pattern.decode()
+            _check_pattern(expression, param)
+            return f"/{_slashed(expression)}/", param
 
 
 def _calls(
     task: Generate, tools: Sequence[Tool], style: Style, *, cache: GrammarCache, marks: Marks
 ) -> list[str] | None:
-    """Rules of what follows the opening mark of a call, for each function that may be called."""
+    """Rules of calls, for each function that may be called."""
     if task.tool_choice == "none":
         return None
     rules: list[str] = []
@@ -152,13 +207,50 @@ def _calls(
         function = tool["function"]
         if task.tool_name and function["name"] != task.tool_name:
             continue
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
-        rule = _json(schema, is_lenient=not function.get("strict"))
+        rule = _json(
+            _parameters(function, f"tools[{index}].function.parameters"), is_lenient=not function.get("strict")
+        )
         cache.check(_lark(f"start: {rule}"), param=f"tools[{index}].function.parameters")
         before = style.before.replace("NAME", json.dumps(function["name"])).replace("BARE", function["name"])
         rules.append(f"call_{index}: {_literal(before, marks)} {rule} {_literal(style.after, marks)}")
     names = " | ".join(rule.partition(":")[0] for rule in rules)
     return [f"call: {names}", *rules]
+
+
+def _parameters(function: dict[str, Any], param: str) -> dict[str, Any]:
+    """Arguments are an object, whatever else their schema says of them."""
+    schema = function.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object")
+    if kind not in ("object", ["object"]):
+        raise InvalidRequest(f"'{param}.type' is {json.dumps(kind)[:50]}; it must be \"object\"", param=param)
+    schema = _bounded(schema, len(json.dumps(schema)), param)
+    return schema if "$ref" in schema else {**schema, "type": "object"}
+
+
+def _bounded(schema: dict[str, Any], size: int, param: str) -> dict[str, Any]:
+    """The schema. Raises InvalidRequest for one that is too long, or has too long an expression."""
+    if size > SCHEMA_BYTES_MAX:
+        raise InvalidRequest(f"'{param}' has {size} bytes, the limit is {SCHEMA_BYTES_MAX}", param=param)
+    row: list[Any] = [schema]
+    while row:
+        one = row.pop()
+        if isinstance(one, list):
+            row += one
+        elif isinstance(one, dict):
+            row += one.values()
+            by_name = one.get("patternProperties")
+            for pattern in [one.get("pattern"), *(by_name if isinstance(by_name, dict) else ())]:
+                if isinstance(pattern, str):
+                    _check_pattern(pattern, param)
+    return schema
+
+
+def _check_pattern(expression: str, param: str) -> None:
+    if len(expression) > PATTERN_CHARS_MAX:
+        raise InvalidRequest(
+            f"'{param}' has an expression of {len(expression)} characters, the limit is {PATTERN_CHARS_MAX}",
+            param=param,
+        )
 
 
 def _json(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
@@ -174,8 +266,11 @@ def _schema(pattern: bytes) -> dict[str, Any]:
 
 
 def _slashed(expression: str) -> str:
-    """For Lark, which writes expressions between slashes on one line."""
-    return expression.replace("/", "\\/").replace("\n", "\\n").replace("\r", "\\r")
+    """For Lark, which writes expressions between slashes on one line: what ends either is written as an escape."""
+    return re.sub(r"\\.|[/\n\r]", lambda found: _ESCAPES.get(found[0][-1], found[0]), expression, flags=re.DOTALL)
+
+
+_ESCAPES: Final = {"/": "\\/", "\n": "\\n", "\r": "\\r"}
 
 
 def _lark(rules: str) -> str:

@@ -21,51 +21,62 @@ _NAME: Final = r'"name"\s*:\s*"(?P<name>(?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|pa
 class Style(NamedTuple):
     """One way of writing calls.
 
-    A call is `opens`, `before` (with the name in it), the arguments, `after`; the next one follows after `between`.
+    Calls are `opens`, the first call, for each other one `between` and the call, and `last`. A call is `before` (with
+    the name in it), the arguments, and `after`.
     """
 
     name: StyleName
     opens: str  # "" where a call is the whole answer: it then begins with "{"
-    before: str  # with NAME for the function's name, as JSON writes it
+    first: str
+    before: str  # with NAME for the function's name, as JSON writes it, or BARE for the name alone
     after: str
     between: str
-    closes: str  # what may stand behind the last call
+    last: str
+    closes: str  # what the parser takes for the end of a call
     head: re.Pattern[str]  # reads `before`, and what models make of it
 
 
 HERMES: Final = Style(
     name="hermes",
     opens="<tool_call>",
+    first="",
     before='\n{"name": NAME, "arguments": ',
     after="}\n</tool_call>",
-    between="\n",
+    between="\n<tool_call>",
+    last="",
     closes="</tool_call>",
     head=re.compile(r"\s*\{\s*" + _NAME),
 )
 LLAMA: Final = Style(
     name="llama",
     opens="",
+    first="",
     before='{"name": NAME, "parameters": ',
     after="}",
     between="; ",
+    last="",
     closes="",
     head=re.compile(r"\s*\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?" + _NAME),
 )
 MISTRAL: Final = Style(
     name="mistral",
     opens="[TOOL_CALLS]",
-    before='[{"name": NAME, "arguments": ',
-    after="}]",
-    between="",
+    first="[",
+    before='{"name": NAME, "arguments": ',
+    after="}",
+    between=", ",
+    last="]",
     closes="]",
     head=re.compile(r"\s*(?:\[\s*|,\s*)?\{\s*" + _NAME),
 )
 MISTRAL_ARGS: Final = Style(
     name="mistral",
     opens="[TOOL_CALLS]",
+    first="",
     before="BARE[ARGS]",
     after="",
-    between="",
+    between="[TOOL_CALLS]",
+    last="",
     closes="",
     head=re.compile(r"\s*(?P<name>[A-Za-z0-9_-]+)\s*\[ARGS\]\s*"),
 )

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from llguidance import LLTokenizer
 
 from appliance.errors import InvalidRequest, StartupError, TooLong
 from appliance.jobs import (
@@ -27,9 +28,9 @@ from appliance.workers import model_files
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.tokens import packed
 from appliance.workers.writing import decisions
-from appliance.workers.writing.call_parser import THINK_OPENS, CallParser, ReasoningParser, Said
+from appliance.workers.writing.call_parser import THINK_CLOSES, THINK_OPENS, CallParser, ReasoningParser, Said
 from appliance.workers.writing.chat_template import ChatTemplate
-from appliance.workers.writing.grammars import GrammarCache, Tool, grammar_of, marks_of
+from appliance.workers.writing.grammars import GrammarCache, Thought, Tool, grammar_of, marks_of
 from appliance.workers.writing.messages import Message, normalized, spelled_out
 from appliance.workers.writing.prompt_ids import PromptIds
 from appliance.workers.writing.text_stream import TextStream
@@ -67,6 +68,7 @@ class Prepared(NamedTuple):
     writer: "Writer"
     stops: tuple[str, ...]
     functions: tuple[str, ...]  # that may be called
+    is_chat: bool
     is_thinking: bool  # the prompt ends within a thought
     has_logprobs: bool
 
@@ -89,18 +91,22 @@ class Writer:
     ) -> None:
         """Raises ValueError for a tokenizer whose tokens cannot be told as bytes."""
         rust = tokenizer.rust
+        guidance = LLTokenizer(rust.to_str())
         added = {token.content for token in rust.get_added_tokens_decoder().values()}
         self.tokens_max = tokens_max
         self.tokens = TokenBytes(rust)
-        self.end_ids = frozenset(end_ids)
+        # A chat's template may end its messages with a token that the model's own settings forgot.
+        end = rust.token_to_id(template.token("eos_token") or "") if template is not None else None
+        self._stop_ids = () if end is None or end in end_ids else (end,)
+        self.end_ids = frozenset([*end_ids, *self._stop_ids])
         self.style = style_of(facts.tool_style, template=template.source if template else "", tokens=added)
         self.thinks = template is not None and THINK_OPENS in template.source
-        self._marks = marks_of(rust)
+        self._marks = marks_of(rust, guidance)
         self.shown = _shown(self.style, rust)
         self._tokenizer = tokenizer
         self._template = template
         self._prompts = PromptIds(rust)
-        self._grammars = GrammarCache()
+        self._grammars = GrammarCache(guidance)
         self._labels = decisions.Labels(rust, count_max=_OPTIONS_MAX)
         self._vocabulary = rust.get_vocab_size(with_added_tokens=True)
 
@@ -136,40 +142,37 @@ class Writer:
         is_thinking = False
         field = "messages" if task.messages else "prompt"
         if task.messages:
-            ids, is_thinking = self._chat_ids(_messages.decode(task.messages), tools)
+            ids, is_thinking = self._chat_ids(_decoded(task.messages), tools)
         elif task.ids:
-            ids = np.frombuffer(task.ids, dtype="<i4").tolist()
+            ids = self._checked(np.frombuffer(task.ids, dtype="<i4").tolist())
         else:
             ids = self._prompts.text_ids(task.prompt)
         room = self._room(ids, field)
-        grammar = grammar_of(
-            task,
-            tools,
-            self.style,
-            cache=self._grammars,
-            thinks=self.thinks and not is_thinking,
-            marks=self._marks,
-        )
+        thought: Thought = "open" if is_thinking else "possible" if task.messages and self.thinks else "none"
+        grammar = grammar_of(task, tools, self.style, cache=self._grammars, marks=self._marks, thought=thought)
         return Prepared(
             ids=packed(ids),
             input_tokens=len(ids),
             tokens_max=min(task.tokens_max or room, room),
             grammar=grammar,
-            stop_ids=(),
+            stop_ids=self._stop_ids,
             writer=self,
             stops=task.stop,
             functions=tuple(tool["function"]["name"] for tool in tools),
+            is_chat=bool(task.messages),
             is_thinking=is_thinking,
             has_logprobs=task.top_logprobs is not None,
         )
 
     def prepare_decide(self, task: Decide) -> list[Weighing]:
         """One prompt a question. Blocks; raises like `prepare`."""
-        messages = _messages.decode(task.messages)
+        messages = _decoded(task.messages)
         weighings = []
         for question in task.questions:
             labels, options = self._labels.of(question)
-            ids, _ = self._chat_ids(decisions.asked(messages, question, labels), [])
+            ids, is_thinking = self._chat_ids(decisions.asked(messages, question, labels), [], may_think=False)
+            # The answer is the next token: a thought that the template opened is over.
+            ids += self._prompts.ids(f"\n{THINK_CLOSES}\n\n") if is_thinking else []
             self._room(ids, "input")
             weighings.append(Weighing(packed(ids), options))
         return weighings
@@ -184,7 +187,9 @@ class Writer:
             case _:
                 raise InvalidRequest("the model writes texts, and does nothing else; choose another", param="model")
 
-    def _chat_ids(self, messages: list[Message], tools: list[Tool]) -> tuple[list[int], bool]:
+    def _chat_ids(
+        self, messages: list[Message], tools: list[Tool], *, may_think: bool = True
+    ) -> tuple[list[int], bool]:
         """The tokens of a chat's prompt, and whether it ends within a thought."""
         if self._template is None:
             raise InvalidRequest(
@@ -195,7 +200,7 @@ class Writer:
         messages, tools, mark = self._prompts.guarded(messages, tools)
         if not self._template.takes_tools:
             messages, tools = spelled_out(messages, tools), []
-        prompt = self._template.render(messages, tools)
+        prompt = self._template.render(messages, tools, may_think=may_think)
         return self._prompts.ids(prompt, mark=mark), prompt.rstrip().endswith(THINK_OPENS)
 
     def _room(self, ids: Sequence[int], field: str) -> int:
@@ -209,6 +214,14 @@ class Writer:
                 param=field,
             )
         return room
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        wrong = next((token for token in ids if not 0 <= token < self._vocabulary), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"'prompt' has token {wrong}, the model's are 0 to {self._vocabulary - 1}", param="prompt"
+            )
+        return ids
 
     def _check_bias(self, task: Generate) -> None:
         for token, _ in task.sampling.logit_bias:
@@ -225,8 +238,14 @@ class TextWriter:
         writer = prepared.writer
         self._writer = writer
         self._has_logprobs = prepared.has_logprobs
-        self._stream = TextStream(writer.tokens, stops=prepared.stops, shown=writer.shown)
-        self._reasoning = ReasoningParser(is_open=prepared.is_thinking) if writer.thinks else None
+        self._stream = TextStream(
+            writer.tokens,
+            stops=prepared.stops,
+            shown=writer.shown if prepared.functions else (),
+            goes_on=not prepared.is_chat,
+        )
+        has_reasoning = prepared.is_chat and writer.thinks
+        self._reasoning = ReasoningParser(is_open=prepared.is_thinking) if has_reasoning else None
         self._calls = CallParser(writer.style, prepared.functions) if prepared.functions else None
         self._reasoning_tokens = 0
 
@@ -307,8 +326,16 @@ class TextWriter:
         )
 
 
+def _decoded(messages: bytes) -> list[Message]:
+    """Raises InvalidRequest for what is nested deeper than can be read."""
+    try:
+        return _messages.decode(messages)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise InvalidRequest(f"'messages' cannot be read: {exc}", param="messages") from exc
+
+
 def _shown(style: Style, rust: Any) -> frozenset[int]:  # `Any`: the library's, untyped
     """The special tokens that calls are written with."""
-    marks = [style.opens, "[ARGS]", "<|python_tag|>", style.closes]
+    marks = [style.opens, "[ARGS]", style.closes]
     ids = [rust.token_to_id(mark) for mark in marks if mark]
     return frozenset(token for token in ids if token is not None)
