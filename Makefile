@@ -1,6 +1,6 @@
 # make up     install what is missing, start the appliance, Ctrl-C stops it
 # make test   run the test suite (starts what it needs itself)
-# make test-sglang  SGLang for real on the CPU: installs it (3 GB) where it is missing, then 6 minutes of tests
+# make test-sglang  SGLang for real on the CPU: installs it (3 GB) where it is missing, then 5 to 12 minutes of tests
 # make check  formatting, lint, types, import rules
 # make bench  the benchmarks of tests/bench, about half an hour on a quiet machine; ARGS=--quick to see that they work
 
