@@ -65,6 +65,17 @@ def test_forms_are_enforced() -> None:
     assert not accepts(choice, "maybe")
 
 
+def test_objects_have_the_properties_that_they_list_and_no_others() -> None:
+    open_city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    found = grammar(schema_task({"type": "array", "items": open_city}))
+    assert accepts(found, '[{"city": "Rome"}]')
+    assert not accepts(found, '[{"city": "Rome", "more": 1}]')
+    assert accepts(grammar(schema_task({**open_city, "additionalProperties": True})), '{"city": "Rome", "more": 1}')
+    people = {"type": "object", "properties": {"people": {"type": "integer"}}}
+    combined = {"allOf": [{"$ref": "#/$defs/city"}, people], "$defs": {"city": open_city}}
+    assert accepts(grammar(schema_task(combined)), '{"city": "Rome", "people": 3}')
+
+
 CALL = {
     "hermes": '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>',
     "llama": '{"name": "get", "parameters": {"city": "Rome"}}',

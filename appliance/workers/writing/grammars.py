@@ -32,6 +32,15 @@ _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_OPEN_BY_MEANING: Final = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "minProperties",
+    "anyOf",
+    "oneOf",
+    "$ref",
+)
 _ANY: Final = r"/(?s:.*)/"
 
 Tool = dict[str, Any]  # `Any`: JSON
@@ -256,7 +265,29 @@ def _check_pattern(expression: str, param: str) -> None:
 def _json(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
     own = schema.get("x-guidance")
     options = {**(own if isinstance(own, dict) else {}), **_SPACING, **({"lenient": True} if is_lenient else {})}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    # Parts that hold together only (allOf) may be anywhere, also behind a reference.
+    form = schema if '"allOf"' in json.dumps(schema) else _closed(schema)
+    return "%json " + json.dumps({**form, "x-guidance": options})
+
+
+def _closed(schema: Any) -> Any:  # `Any`: JSON
+    """The schema, where objects have no other properties than those they list.
+
+    What a schema leaves open, a small model fills with whatever comes to it, to the limit of its tokens. What is
+    written fits the client's own schema all the same.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(inner := schema.get(name), dict):
+            found[name] = {key: _closed(value) for key, value in inner.items()}
+    if "items" in schema:
+        found["items"] = _closed(schema["items"])
+    is_plain = not any(name in schema for name in _OPEN_BY_MEANING)
+    if schema.get("properties") and is_plain:
+        found["additionalProperties"] = False
+    return found
 
 
 def _schema(pattern: bytes) -> dict[str, Any]:
