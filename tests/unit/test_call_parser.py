@@ -88,6 +88,7 @@ def test_text_without_a_whole_head_comes_back_as_it_is(text: str, size: int) -> 
         assert found.replace(" ", "").replace("\n", "") == text.replace(" ", "").replace("\n", "")
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.text(max_size=5), st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=5))
 )
@@ -144,6 +145,8 @@ def test_thoughts_are_parted_from_the_answer(text: str, is_open: bool, reasoning
         ("", "{{ tools }}", {"<|python_tag|>"}, LLAMA),
         ("", "", {"[TOOL_CALLS]"}, MISTRAL),
         ("", "", {"[TOOL_CALLS]", "[ARGS]"}, MISTRAL_ARGS),
+        ("", "[TOOL_CALLS] [", {"[TOOL_CALLS]", "[ARGS]"}, MISTRAL),
+        ("", "[TOOL_CALLS]f[ARGS]", {"[TOOL_CALLS]", "[ARGS]"}, MISTRAL_ARGS),
         ("hermes", "", {"[TOOL_CALLS]"}, HERMES),
         ("llama", "", set(), LLAMA),
     ],

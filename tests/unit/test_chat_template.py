@@ -176,11 +176,43 @@ def test_a_result_is_known_by_its_call(has_short_ids: bool) -> None:
     assert other["tool_call_id"] != answered["tool_call_id"]
 
 
-def test_templates_that_want_short_ids_are_known() -> None:
-    source = "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}"
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        ("Tool call IDs should be alphanumeric strings with length 9!", "has_short_ids"),
+        ("Tool call IDs should be alphanumeric strings with length >= 9! (1)", "has_short_ids"),
+        ("This model only supports single tool-calls at once!", "has_single_calls"),
+    ],
+)
+def test_what_a_template_would_refuse_is_known(words: str, fact: str) -> None:
+    assert getattr(ChatTemplate(f"{{{{ raise_exception('{words}') }}}}", {}), fact)
+    assert not getattr(ChatTemplate(PLAIN, {}), fact)
 
-    assert ChatTemplate(source, {}).has_short_ids
-    assert not ChatTemplate(PLAIN, {}).has_short_ids
+
+def test_a_template_may_know_no_system() -> None:
+    assert ChatTemplate(PLAIN, {}).has_system
+    assert not ChatTemplate("{{ raise_exception('System role not supported') }}", {}).has_system
+
+
+def test_functions_are_told_by_the_user_where_there_is_no_system() -> None:
+    [first, *rest] = spelled_out(normalized(MESSAGES[1:]), TOOLS, has_system=False)
+
+    assert first["role"] == "user"
+    assert first["content"].startswith("You may call")
+    assert first["content"].endswith("\n\n Hi & <bye> ")
+    assert [message["role"] for message in rest] == ["assistant", "user"]
+    assert spelled_out([], TOOLS, has_system=False)[0]["role"] == "user"
+
+
+def test_results_of_several_calls_are_one_message() -> None:
+    results: list[Message] = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+
+    found = spelled_out([*results, {"role": "user", "content": "3"}], [])
+
+    assert [message["content"] for message in found] == [
+        "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>",
+        "3",
+    ]
 
 
 def test_a_template_may_be_asked_for_an_answer_at_once() -> None:

@@ -146,6 +146,19 @@ def test_calls_come_with_their_names_and_arguments(writer: Writer) -> None:
     assert "".join(part.arguments for part in whole.calls) == '{"city": "Rome"}'
 
 
+def test_a_template_of_single_calls_gets_no_other_to_read(tmp_path: Path) -> None:
+    single = (
+        CHAT + "{% if false %}{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    )
+    (tmp_path / "one").mkdir()
+    grammars = [
+        writer_of(folder, template).prepare(chat(tools=TOOLS, tool_choice="required")).grammar
+        for folder, template in [(tmp_path, CHAT), (tmp_path / "one", single)]
+    ]
+
+    assert [")*" in grammar for grammar in grammars] == [True, False]
+
+
 def test_a_call_cut_at_the_limit_says_so(writer: Writer) -> None:
     whole, ended = read(
         writer.prepare(chat(tools=TOOLS)), '<tool_call>\n{"name": "get", "arguments": {"ci', is_ended=False

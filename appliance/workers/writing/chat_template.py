@@ -5,6 +5,7 @@ keeps it from everything but the messages.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -43,8 +44,11 @@ class ChatTemplate:
         """`tokens` are the special ones that templates name: "bos_token" and the like. Raises ValueError."""
         self.source = source
         self.takes_tools = "tools" in source
-        # Mistral's templates refuse calls whose ids are not of nine letters.
-        self.has_short_ids = "length 9" in source
+        # What templates refuse with words of their own, and the client need not hear of. Mistral's want ids of calls
+        # to have nine letters, or nine at least; Llama's know one call an answer; Gemma's first know no system.
+        self.has_short_ids = re.search(r"IDs should be alphanumeric strings with length (>= )?9", source) is not None
+        self.has_single_calls = "only supports single tool-calls" in source
+        self.has_system = "System role not supported" not in source
         self._tokens = dict(tokens)
         try:
             self._template: Template = _environment().from_string(source)

@@ -53,16 +53,30 @@ def normalized(messages: Sequence[Message], *, has_short_ids: bool = False) -> l
     return found
 
 
-def spelled_out(messages: Sequence[Message], tools: Sequence[Any]) -> list[Message]:
-    """Normalized messages without anything that only templates with functions know."""
-    plain = [_plain(message) for message in messages]
+def spelled_out(messages: Sequence[Message], tools: Sequence[Any], *, has_system: bool = True) -> list[Message]:
+    """Normalized messages without anything that only templates with functions know.
+
+    Without `has_system` the functions are told by the user. Results of several calls are one message, since many
+    templates want roles to alternate.
+    """
+    plain: list[Message] = []
+    was_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result and was_result:
+            plain[-1]["content"] += f"\n{_plain(message)['content']}"
+        else:
+            plain.append(_plain(message))
+        was_result = is_result
     if not tools:
         return plain
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     preamble = _PREAMBLE.format(tools=listed)
     if plain and plain[0]["role"] == "system":
         return [{**plain[0], "content": f"{plain[0]['content']}\n\n{preamble}"}, *plain[1:]]
-    return [{"role": "system", "content": preamble}, *plain]
+    if not has_system and plain and plain[0]["role"] == "user":
+        return [{**plain[0], "content": f"{preamble}\n\n{plain[0]['content']}"}, *plain[1:]]
+    return [{"role": "system" if has_system else "user", "content": preamble}, *plain]
 
 
 def _normalized(message: Message, index: int) -> Message:

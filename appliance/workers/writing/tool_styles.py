@@ -85,7 +85,8 @@ MISTRAL_ARGS: Final = Style(
 def style_of(wanted: Literal["", "hermes", "llama", "mistral"], *, template: str, tokens: Collection[str]) -> Style:
     """The style that is asked for, or the one that chat template and added tokens speak of; Hermes' by default."""
     if wanted == "mistral" or (not wanted and MISTRAL.opens in tokens):
-        return MISTRAL_ARGS if "[ARGS]" in tokens else MISTRAL
+        # A vocabulary has tokens for later models, too: the template knows better.
+        return MISTRAL_ARGS if "[ARGS]" in (template if MISTRAL.opens in template else tokens) else MISTRAL
     if wanted == "llama" or (not wanted and "<|python_tag|>" in tokens and HERMES.opens not in template):
         return LLAMA
     return HERMES

@@ -148,6 +148,8 @@ class Writer:
         else:
             ids = self._prompts.text_ids(task.prompt)
         room = self._room(ids, field)
+        if self._template is not None and self._template.has_single_calls:
+            task = msgspec.structs.replace(task, has_parallel_calls=False)
         thought: Thought = "open" if is_thinking else "possible" if task.messages and self.thinks else "none"
         grammar = grammar_of(task, tools, self.style, cache=self._grammars, marks=self._marks, thought=thought)
         return Prepared(
@@ -199,7 +201,7 @@ class Writer:
         # After what JSON escapes in the arguments of calls has become text.
         messages, tools, mark = self._prompts.guarded(messages, tools)
         if not self._template.takes_tools:
-            messages, tools = spelled_out(messages, tools), []
+            messages, tools = spelled_out(messages, tools, has_system=self._template.has_system), []
         prompt = self._template.render(messages, tools, may_think=may_think)
         return self._prompts.ids(prompt, mark=mark), prompt.rstrip().endswith(THINK_OPENS)
 
