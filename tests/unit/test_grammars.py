@@ -299,3 +299,35 @@ def test_the_cache_is_bounded_in_count_and_bytes() -> None:
     small = GrammarCache(TOKENS, bytes_max=10)
     small.check(grammar(Generate(form="json_object")), param="x")
     assert len(small) == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"type": "integer"}}}, ['{"a": 1}', "{}"], ['{"a": 1, "b": 2}']),
+        (
+            {"properties": {"a": {"properties": {"b": {"type": "integer"}}}}},
+            ['{"a": {"b": 1}}'],
+            ['{"a": {"c": 1}}'],
+        ),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, ['{"a": 1, "b": 2}'], []),
+        # What cannot be followed otherwise is left as open as it was written.
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]}, ['{"a": 1, "b": 2}'], ['{"a": 1}']),
+        (
+            {
+                "$defs": {"x": {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}},
+                "$ref": "#/$defs/x",
+                "properties": {"a": {"type": "integer"}},
+                "required": ["a"],
+            },
+            ['{"b": 2, "a": 1}'],
+            ['{"b": 2}'],
+        ),
+    ],
+)
+def test_objects_keep_to_what_their_schema_lists_where_that_can_be(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    found = grammar(schema_task({"type": "object", **schema}))
+
+    assert [text for text in [*good, *bad] if accepts(found, text)] == good

@@ -128,10 +128,7 @@ def grammar_of(
 
     Raises InvalidRequest, naming the field at fault.
     """
-    form = _form(task)
-    if form is not None:
-        rule, param = form
-        cache.check(_lark(f"start: {rule}"), param=param)
+    form = _form(task, cache)
     calls = _calls(task, tools, style, cache=cache, marks=marks) if tools else None
     if form is None and calls is None:
         return ""
@@ -188,21 +185,23 @@ def _literal(text: str, marks: Marks) -> str:
     return " ".join(f"<[{marks[piece]}]>" if piece in marks else json.dumps(piece) for piece in pieces if piece)
 
 
-def _form(task: Generate) -> tuple[str, str] | None:
+def _form(task: Generate, cache: GrammarCache) -> tuple[str, str] | None:
     """The rule of the form that is asked for, and the field that names it."""
     match task.form:
         case "text":
             return None
         case "json_object":
-            return _json({"type": "object"}), "response_format"
+            return _json({"type": "object"}, cache=cache, param="response_format"), "response_format"
         case "json_schema":
             param = "response_format.json_schema.schema"
-            return _json(_bounded(_schema(task.pattern), len(task.pattern), param)), param
+            return _json(_bounded(_schema(task.pattern), len(task.pattern), param), cache=cache, param=param), param
         case "regex":
             param = "response_format.pattern"
             expression = task.pattern.decode()
             _check_pattern(expression, param)
-            return f"/{_slashed(expression)}/", param
+            rule = f"/{_slashed(expression)}/"
+            cache.check(_lark(f"start: {rule}"), param=param)
+            return rule, param
 
 
 def _calls(
@@ -216,10 +215,9 @@ def _calls(
         function = tool["function"]
         if task.tool_name and function["name"] != task.tool_name:
             continue
-        rule = _json(
-            _parameters(function, f"tools[{index}].function.parameters"), is_lenient=not function.get("strict")
-        )
-        cache.check(_lark(f"start: {rule}"), param=f"tools[{index}].function.parameters")
+        param = f"tools[{index}].function.parameters"
+        schema = _parameters(function, param)
+        rule = _json(schema, cache=cache, param=param, is_lenient=not function.get("strict"))
         before = style.before.replace("NAME", json.dumps(function["name"])).replace("BARE", function["name"])
         rules.append(f"call_{index}: {_literal(before, marks)} {rule} {_literal(style.after, marks)}")
     names = " | ".join(rule.partition(":")[0] for rule in rules)
@@ -262,12 +260,22 @@ def _check_pattern(expression: str, param: str) -> None:
         )
 
 
-def _json(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
+def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
+    """The rule of what fits the schema. Raises InvalidRequest for one that cannot be followed."""
     own = schema.get("x-guidance")
     options = {**(own if isinstance(own, dict) else {}), **_SPACING, **({"lenient": True} if is_lenient else {})}
+    as_written = "%json " + json.dumps({**schema, "x-guidance": options})
     # Parts that hold together only (allOf) may be anywhere, also behind a reference.
-    form = schema if '"allOf"' in json.dumps(schema) else _closed(schema)
-    return "%json " + json.dumps({**form, "x-guidance": options})
+    if '"allOf"' not in as_written:
+        closed = "%json " + json.dumps({**_closed(schema), "x-guidance": options})
+        try:
+            cache.check(_lark(f"start: {closed}"), param=param)
+        except InvalidRequest:
+            pass  # nothing fits without what it leaves open, or nothing fits at all
+        else:
+            return closed
+    cache.check(_lark(f"start: {as_written}"), param=param)
+    return as_written
 
 
 def _closed(schema: Any) -> Any:  # `Any`: JSON
