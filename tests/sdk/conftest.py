@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from appliance.workers.engines.fake import FakeModel
-from tests.appliance_process import ApplianceProcess
+from tests.appliance_process import CONVERSION_S, ApplianceProcess
 from tests.fake_model import fake_config, make_fake_model
 from tests.sdk import installed
 
@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApplianceProces
     """A ready appliance with real models, guarded by KEY."""
     environ = {"APPLIANCE_API_KEY": KEY}
     with ApplianceProcess(tmp_path_factory.mktemp("served"), environ=environ, config=CONFIG) as appliance:
-        appliance.wait_for_line("ready:")
+        appliance.wait_for_line("ready:", within_s=CONVERSION_S)
         yield appliance
 
 

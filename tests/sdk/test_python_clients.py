@@ -15,15 +15,30 @@ RUN_S = 300.0
 CLIENTS = {
     "openai2": (
         "openai",
+        "openai_chat",
         "cohere",
         "cohere_chat",
         "langchain",
+        "langchain_chat",
         "langchain_cohere",
         "llamaindex",
         "llamaindex_cohere",
         "haystack_cohere",
     ),
-    "openai3": ("openai", "cohere", "cohere_chat", "langchain", "llamaindex", "haystack", "litellm", "migration"),
+    "openai3": (
+        "openai",
+        "openai_chat",
+        "cohere",
+        "cohere_chat",
+        "langchain",
+        "langchain_chat",
+        "llamaindex",
+        "haystack",
+        "litellm",
+        "migration",
+    ),
+    "agents": ("agents", "pydantic_ai"),
+    "instructor": ("instructor",),
 }
 
 

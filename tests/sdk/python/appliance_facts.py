@@ -19,6 +19,7 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 ALIAS = "text-embedding-3-small"
 EMBED = "embed-english-v3.0"
 RERANK = "rerank-v3.5"
+GPT = "gpt-4o-mini"  # what the default chat model is known by to OpenAI's clients
 CHAT = "command-a-03-2025"  # what the default chat model is known by to Cohere's clients
 WIDTH = 384
 BASE_URL = os.environ["OPENAI_BASE_URL"]  # ends in /v1, as OpenAI's clients want it
