@@ -1,6 +1,8 @@
 """What may be written: forms and function calls, as llguidance enforces them; and what it refuses."""
 
 import json
+import random
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
+from appliance.workers.writing.call_parser import CallParser
 from appliance.workers.writing.grammars import SCHEMA_BYTES_MAX, GrammarCache, grammar_of, marks_of
 from appliance.workers.writing.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Style
 from tests.unit.test_text_stream import RUST, mark
@@ -24,6 +27,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "now"}},
 ]
 MARK = mark("[CALLS]")
+END = mark("<|end|>")
 BAD = json.dumps({"grammars": [{"lark_grammar": "start: /[/"}]})
 
 
@@ -107,6 +111,43 @@ def test_several_calls_where_they_may_be(style: Style, call: str) -> None:
     assert accepts(grammar(Generate(tool_choice="required"), TOOLS, style), two)
     assert not accepts(grammar(Generate(tool_choice="required", has_parallel_calls=False), TOOLS, style), two)
     assert not accepts(grammar(Generate(tool_choice="required", tool_name="get"), TOOLS, style), two)
+
+
+def written(grammar: str, seed: int) -> str:
+    """Some text that a grammar allows, to its end; what it may leave out it leaves out half of the time."""
+    chance = random.Random(seed)
+    matcher = LLMatcher(TOKENS, grammar, log_level=0)
+    ids: list[int] = []
+    while not matcher.is_stopped():
+        mask = matcher.compute_bitmask()
+        allowed = [token for token in range(TOKENS.vocab_size) if mask[token // 8] >> (token % 8) & 1]
+        token = END if END in allowed and chance.random() < 0.5 else chance.choice(allowed)
+        assert matcher.consume_token(token)
+        ids.append(token)
+    return str(RUST.decode([token for token in ids if token != END]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("style", [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS])
+def test_what_a_grammar_allows_is_what_the_parser_reads(style: Style, seed: int) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": ['}"]</tool_call>', 1.5, None, [{}]]}, "b": {"type": "boolean"}},
+        "required": ["a"],
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("get", "get_2")]
+    text = written(grammar(Generate(tool_choice="required"), tools, style), seed)
+    parser = CallParser(style, ["get", "get_2"])
+
+    said = [piece for letter in text for piece in parser.feed(letter)] + parser.end()
+
+    assert "".join(piece.text for piece in said) == ""
+    calls = [piece.call for piece in said if piece.call is not None]
+    assert [call.name for call in calls if call.name] == re.findall(r"get_2|get", text)
+    for index in range(parser.calls):
+        arguments = json.loads("".join(call.arguments for call in calls if call.index == index))
+        assert arguments["a"] in ('}"]</tool_call>', 1.5, None, [{}])
+        assert arguments.keys() <= {"a", "b"}
 
 
 def test_text_may_come_before_a_call_and_none_that_is_bad_after_its_mark() -> None:
