@@ -54,7 +54,7 @@ format: dev
 	@$(BIN)/ruff check --fix .
 
 # Each can be run alone: .venv/bin/python -m tests.bench.NAME --help
-BENCHES ?= encoder_parts pull_vs_push overhead scale_out latency saturation against_infinity
+BENCHES ?= encoder_parts pull_vs_push overhead scale_out latency saturation generation against_infinity
 
 bench: dev
 	@for name in queue_cpu encoder_loop; do echo "== $$name"; $(BIN)/python -m tests.bench.$$name || exit 1; done
