@@ -13,6 +13,7 @@ from appliance.compat.formats import Format
 from appliance.errors import InvalidRequest, MalformedBody
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 IGNORED_NAMES_MAX = 20
 _LOCATED = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
@@ -68,11 +69,24 @@ class BodyDecoder(Generic[S]):
         return call, tuple(unknown[:IGNORED_NAMES_MAX])
 
 
-def _explained(error: msgspec.ValidationError) -> InvalidRequest:
-    """msgspec's words, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`."""
+def decoded_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str) -> T:
+    """The array of a JSON body's field that is decoded apart, since it also travels on as it is; raises like a body."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _explained(error, root=name) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(bytes(raw), error, "json") from error
+
+
+def _explained(error: msgspec.ValidationError, *, root: str = "") -> InvalidRequest:
+    """msgspec's words, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`.
+
+    `root` is the field that was decoded, an array; "" where it was a whole body.
+    """
     text = str(error)
     located = _LOCATED.match(text)
-    what, path = (located["what"], located["path"]) if located else (text, "")
+    what, path = (located["what"], root + located["path"]) if located else (text, root)
     if missing := _MISSING.search(what):
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return InvalidRequest(f"missing required field '{field}'", param=field)

@@ -69,6 +69,7 @@ class Message(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
+    refusal: str | None = None
 
 
 def check(messages: Sequence[Message]) -> None:
@@ -98,8 +99,10 @@ def _check(message: Message, name: str, call_ids: set[str]) -> None:
             call_ids.add(call.id)
     elif calls:
         raise InvalidRequest(f"'{name}.tool_calls' is the assistant's alone", param=f"{name}.tool_calls")
+    elif message.function_call:
+        raise InvalidRequest(f"'{name}.function_call' is the assistant's alone", param=f"{name}.function_call")
     if message.content is None:
-        if message.role != "assistant" or not (calls or message.function_call):
+        if message.role != "assistant" or not (calls or message.function_call or message.refusal):
             raise InvalidRequest(f"missing required field '{name}.content'", param=f"{name}.content")
     elif isinstance(message.content, list):
         _check_parts(message.content, f"{name}.content", role=message.role)

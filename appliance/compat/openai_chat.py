@@ -1,15 +1,15 @@
 """`POST /v1/chat/completions`: body → `ChatCall` → a `Generate` a choice, and what came of them → answer or stream."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from appliance.compat import chat_messages, chat_tools
-from appliance.compat.bodies import BodyDecoder
+from appliance.compat.bodies import BodyDecoder, decoded_part
 from appliance.compat.chat_messages import Message
-from appliance.compat.chat_tools import Choice, Function, NamedFunction, Tool
+from appliance.compat.chat_tools import Choice, Function, NamedFunction, Offer, Tool
 from appliance.compat.generation import Generated, total
 from appliance.compat.json_bounds import JsonObject
 from appliance.compat.openai_chat_answer import ChatAnswer, ChatUsage, choice_of, new_id
@@ -116,7 +116,7 @@ class ChatCall(msgspec.Struct, frozen=True):
     @property
     def is_legacy(self) -> bool:
         """Whether functions were offered as they were before tools."""
-        return self.body.functions is not None and self.body.tools is None
+        return bool(self.body.functions)
 
     def answer(self, choices: Sequence[Generated], *, model: str, created_s: int) -> ChatAnswer:
         """The whole answer."""
@@ -152,15 +152,11 @@ def decode(body: bytes) -> ChatCall:
     """Raises MalformedBody, InvalidRequest or UnsupportedParameter; `param` names the field at fault."""
     fields, ignored = _bodies.decode(body)
     _check_served(fields)
-    chat_messages.check(bodies_part(fields.messages, _messages, "messages"))
+    messages = decoded_part(fields.messages, _messages, "messages")
+    chat_messages.check(messages)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", param="top_logprobs")
-    if fields.tools is not None:
-        offer = chat_tools.offer(fields.tools, fields.tool_choice)
-    else:
-        offer = chat_tools.legacy(fields.functions, fields.function_call)
-        if fields.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("'tool_choice' is only allowed with 'tools'", param="tool_choice")
+    offer = _offer(fields)
     form, pattern = _form(fields.response_format)
     unheeded = {"reasoning_effort": fields.reasoning_effort, "verbosity": fields.verbosity}
     ignored += tuple(name for name, value in unheeded.items() if value is not None)
@@ -169,7 +165,7 @@ def decode(body: bytes) -> ChatCall:
         tools=offer.tools,
         tool_choice=offer.mode,
         tool_name=offer.name,
-        has_parallel_calls=fields.parallel_tool_calls is not False and fields.functions is None,
+        has_parallel_calls=fields.parallel_tool_calls is not False and not fields.functions,
         form=form,
         pattern=pattern,
         tokens_max=fields.max_completion_tokens or fields.max_tokens,
@@ -197,18 +193,6 @@ def choices_of(task: Generate, count: int) -> tuple[Generate, ...]:
     )
 
 
-def bodies_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any], name: str) -> Any:  # `Any`: of the decoder's type
-    """A field that is decoded apart, since it travels on as it is. Raises InvalidRequest that names what is wrong."""
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        words, _, path = str(error).partition(" - at `$")
-        field = f"{name}{path.rstrip('`')}"
-        raise InvalidRequest(f"'{field}': {words[:1].lower()}{words[1:]}".replace("`", "'"), param=field) from error
-    except RecursionError as error:
-        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from error
-
-
 def _check_served(body: ChatBody) -> None:
     """Raises UnsupportedParameter for a field that would change the answer."""
     for name in ("audio", "moderation", "web_search_options"):
@@ -216,6 +200,18 @@ def _check_served(body: ChatBody) -> None:
             raise UnsupportedParameter(f"'{name}' is not served; leave it out", param=name)
     if body.modalities is not None and body.modalities != ["text"]:
         raise UnsupportedParameter("'modalities' can only be [\"text\"] here", param="modalities")
+
+
+def _offer(body: ChatBody) -> Offer:
+    """Of tools, or of functions as they were before. Raises InvalidRequest for both."""
+    if body.functions:
+        for name in ("tools", "tool_choice"):
+            if getattr(body, name) is not None:
+                raise InvalidRequest(f"'functions' cannot go with '{name}'; leave out one of them", param=name)
+        return chat_tools.legacy(body.functions, body.function_call)
+    if body.function_call not in (None, "none", "auto"):
+        raise InvalidRequest("'function_call' is only allowed with 'functions'", param="function_call")
+    return chat_tools.offer(body.tools, body.tool_choice)
 
 
 def _form(wanted: ResponseFormat | None) -> tuple[Literal["text", "json_object", "json_schema", "regex"], bytes]:

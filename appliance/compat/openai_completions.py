@@ -1,5 +1,6 @@
 """`POST /v1/completions`, the older endpoint: prompts are gone on with as they are, without a chat template."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
@@ -11,7 +12,7 @@ from appliance.compat.bodies import BodyDecoder
 from appliance.compat.generation import Generated
 from appliance.compat.json_bounds import JsonObject
 from appliance.compat.openai_chat import CHOICES_MAX, Penalty, StreamOptions, choices_of
-from appliance.compat.openai_chat_answer import ChatUsage, new_id, spelled
+from appliance.compat.openai_chat_answer import ChatUsage, new_id
 from appliance.compat.sampling import StopField, checked_bias, checked_stop, seed_of
 from appliance.errors import ApplianceError, InvalidRequest, UnsupportedParameter
 from appliance.jobs import Chosen, Delta, Done, Generate, Sampling, Usage
@@ -50,7 +51,10 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Of each token: its text, where it begins in the whole text, and what else was probable."""
+    """Of each token: its text, what was probable, itself included, and where in the whole text it begins.
+
+    A token that is a part of a character only is told by its bytes: `bytes:\\xf0\\x9f`, as OpenAI does it.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -107,7 +111,7 @@ class CompletionCall(msgspec.Struct, frozen=True):
             CompletionChoice(
                 prefix + choice.text,
                 index,
-                _logprobs(choice.logprobs, len(prefix)) if self.body.logprobs is not None else None,
+                _Places(len(prefix)).logprobs(choice.logprobs) if self.body.logprobs is not None else None,
                 _finish(choice.finish),
             )
             for index, (choice, prefix) in enumerate(zip(choices, self.prefixes, strict=True))
@@ -134,7 +138,10 @@ _bodies = BodyDecoder(CompletionBody)
 
 
 def decode(body: bytes) -> CompletionCall:
-    """Raises MalformedBody, InvalidRequest or UnsupportedParameter; `param` names the field at fault."""
+    """Raises MalformedBody, InvalidRequest or UnsupportedParameter; `param` names the field at fault.
+
+    Blocks where prompts are token ids, for seconds the first time; see `token_ids`.
+    """
     fields, ignored = _bodies.decode(body)
     count = fields.n or 1
     if fields.suffix:
@@ -172,26 +179,22 @@ def _prompts(body: CompletionBody) -> tuple[str, ...]:
     prompt = body.prompt
     if prompt is None:
         raise InvalidRequest("missing required field 'prompt'", param="prompt")
-    if isinstance(prompt, str):
-        found: tuple[str, ...] = (prompt,)
-    elif prompt and all(isinstance(part, int) for part in prompt):
-        found = _texts([cast("list[int]", prompt)], body.model)
-    elif prompt and all(isinstance(part, list) for part in prompt):
-        found = _texts(cast("list[list[int]]", prompt), body.model)
-    elif all(isinstance(part, str) for part in prompt):
-        found = tuple(cast("list[str]", prompt))
-    else:
-        raise InvalidRequest("'prompt' is of texts, or of token ids, not of both", param="prompt")
-    if not found or not all(found):
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not prompts or not all(text != "" for text in prompts):
         raise InvalidRequest("'prompt' is empty; send some text", param="prompt")
-    if len(found) > PROMPTS_MAX:
-        raise InvalidRequest(f"'prompt' has {len(found)} texts, the limit is {PROMPTS_MAX}", param="prompt")
-    return found
+    are_several = not isinstance(prompts[0], int)
+    if are_several and len(prompts) > PROMPTS_MAX:
+        raise InvalidRequest(f"'prompt' has {len(prompts)} texts, the limit is {PROMPTS_MAX}", param="prompt")
+    if not isinstance(prompts[0], str):
+        return _texts(prompts, body.model)
+    if not all(isinstance(text, str) for text in prompts):
+        raise InvalidRequest("'prompt' is of texts, or of token ids, not of both", param="prompt")
+    return tuple(cast("list[str]", prompts))
 
 
-def _texts(ids: Sequence[Sequence[int]], model: str) -> tuple[str, ...]:
+def _texts(ids: Sequence[object], model: str) -> tuple[str, ...]:
     try:
-        return token_ids.texts(ids, model=model)
+        return token_ids.texts(token_ids.arrays(ids), model=model)
     except InvalidRequest as error:
         message = error.message.replace("'input", "'prompt")
         raise type(error)(message, param=(error.param or "prompt").replace("input", "prompt")) from error
@@ -201,17 +204,35 @@ def _finish(finish: str) -> Literal["stop", "length"]:
     return "length" if finish == "length" else "stop"
 
 
-def _logprobs(chosen: Sequence[Chosen], offset: int) -> CompletionLogprobs:
-    tokens = [spelled(each.data) for each in chosen]
-    offsets = [offset]
-    for token in tokens[:-1]:
-        offsets.append(offsets[-1] + len(token))
-    return CompletionLogprobs(
-        tokens,
-        [each.logprob for each in chosen],
-        [{spelled(other.data): other.logprob for other in each.top} for each in chosen],
-        offsets[: len(tokens)],
-    )
+class _Places:
+    """Says where in a text its tokens begin, in characters."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def logprobs(self, chosen: Sequence[Chosen]) -> CompletionLogprobs:
+        """Those of the next tokens."""
+        offsets: list[int] = []
+        for each in chosen:
+            offsets.append(self._offset)
+            self._offset += len(self._characters.decode(each.data))
+        return CompletionLogprobs(
+            [_spelled(each.data) for each in chosen],
+            [each.logprob for each in chosen],
+            [
+                {_spelled(other.data): other.logprob for other in each.top} | {_spelled(each.data): each.logprob}
+                for each in chosen
+            ],
+            offsets,
+        )
+
+
+def _spelled(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class CompletionWriter:
@@ -228,7 +249,7 @@ class CompletionWriter:
         self._created_s = created_s
         self._has_usage = options is not None and bool(options.include_usage)
         self._usages: dict[int, Usage] = {}
-        self._offsets = [len(prefix) for prefix in call.prefixes]
+        self._places = [_Places(len(prefix)) for prefix in call.prefixes]
 
     def start(self) -> bytes:
         """What is echoed."""
@@ -240,10 +261,7 @@ class CompletionWriter:
 
     def delta(self, choice: int, delta: Delta) -> bytes:
         """The next part of a choice."""
-        logprobs = None
-        if delta.logprobs:
-            logprobs = _logprobs(delta.logprobs, self._offsets[choice])
-            self._offsets[choice] += sum(map(len, logprobs.tokens))
+        logprobs = self._places[choice].logprobs(delta.logprobs) if delta.logprobs else None
         return self._chunk(CompletionChoice(delta.text, choice, logprobs, None))
 
     def finish(self, choice: int, done: Done) -> bytes:

@@ -45,11 +45,14 @@ class Generation:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def endpoint(self, decode: Decode, names: Names = ()) -> Endpoint:
-        """The endpoint of a dialect; `names` are its own for what a node may find fault with."""
+    def endpoint(self, decode: Decode, names: Names = (), *, is_slow: bool = False) -> Endpoint:
+        """The endpoint of a dialect; `names` are its own for what a node may find fault with.
+
+        `is_slow`: bodies may take seconds to decode, which happens on a thread then.
+        """
 
         async def post(request: Request) -> AnyAnswer:
-            call = decode(await self._json(request))
+            call = await _decoded(decode, await self._json(request), is_slow=is_slow)
             route = self._calls.route(call.model, "generate")
             try:
                 return await self._answer(request, call, route)
@@ -58,11 +61,11 @@ class Generation:
 
         return post
 
-    def deployment(self, decode: Decode) -> ServeNamed:
+    def deployment(self, decode: Decode, *, is_slow: bool = False) -> ServeNamed:
         """The same at Azure's path, which names the model."""
 
         async def post(request: Request, name: str) -> AnyAnswer:
-            call = decode(_naming(name, await self._json(request)))
+            call = await _decoded(decode, _naming(name, await self._json(request)), is_slow=is_slow)
             return await self._answer(request, call, self._calls.route(name, "generate"))
 
         return post
@@ -136,6 +139,10 @@ class Generation:
             _log.exception("a text of %s broke off", model)
             broken.labels(model, InternalError.code).inc()
             yield writer.error(internal_error())
+
+
+async def _decoded(decode: Decode, body: bytes, *, is_slow: bool) -> GenerationCall:
+    return await asyncio.to_thread(decode, body) if is_slow else decode(body)
 
 
 async def _first(pieces: AsyncIterator[Piece | None], *, within_s: float) -> Piece:

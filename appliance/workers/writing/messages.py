@@ -82,9 +82,9 @@ def spelled_out(messages: Sequence[Message], tools: Sequence[Any], *, has_system
 def _normalized(message: Message, index: int) -> Message:
     found = {key: message[key] for key in _KEPT if isinstance(message.get(key), str)}
     found["role"] = _ROLES.get(message["role"], message["role"])
-    found["content"] = _text(message.get("content"))
+    found["content"] = _text(message.get("content")) or _text(message.get("refusal"))
     legacy = message.get("function_call")
-    calls = [{"id": "", "function": legacy}] if legacy else message.get("tool_calls") or []
+    calls = message.get("tool_calls") or ([{"id": "", "function": legacy}] if legacy else [])
     if calls:
         found["tool_calls"] = [
             _call(call, f"messages[{index}].tool_calls[{place}]") for place, call in enumerate(calls)
