@@ -1,5 +1,6 @@
 """The stream of `/v1/chat/completions`: chunks, each of one choice, and `[DONE]` where all is there."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -8,7 +9,7 @@ from appliance.compat import openai_errors, sse
 from appliance.compat.generation import total
 from appliance.compat.openai_chat_answer import ChatLogprobs, ChatUsage, chosen_of, finish_reason, new_id
 from appliance.errors import ApplianceError
-from appliance.jobs import Delta, Done, Usage
+from appliance.jobs import CallPart, Delta, Done, Usage
 
 
 class CallDelta(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class ChatWriter:
             parts.append(ChunkDelta(reasoning_content=delta.reasoning))
         if delta.text or not (delta.reasoning or delta.calls):
             parts.append(ChunkDelta(content=delta.text))
-        parts += [self._call_delta(choice, part.index, part.name, part.arguments) for part in delta.calls]
+        parts += [made for part in delta.calls for made in self._call_deltas(choice, part)]
         chunks = [ChunkChoice(choice, part, logprobs if number == 0 else None) for number, part in enumerate(parts)]
         return b"".join(map(self._chunk, chunks))
 
@@ -104,15 +105,21 @@ class ChatWriter:
         """The stream ends here. There is no `[DONE]`: it would say that all is there."""
         return sse.data(openai_errors.body(error))
 
-    def _call_delta(self, choice: int, index: int, name: str, arguments: str) -> ChunkDelta:
-        is_first = (choice, index) not in self._called
-        self._called.add((choice, index))
-        function = {"name": name, "arguments": arguments} if is_first else {"arguments": arguments}
-        if self._is_legacy:
-            return ChunkDelta(function_call=function)
-        if not is_first:
-            return ChunkDelta(tool_calls=[CallDelta(index, function)])
-        return ChunkDelta(tool_calls=[CallDelta(index, function, new_id("call_"), "function")])
+    def _call_deltas(self, choice: int, part: CallPart) -> Iterator[ChunkDelta]:
+        """A call is announced before its arguments, without any."""
+        if (choice, part.index) not in self._called:
+            self._called.add((choice, part.index))
+            named = {"name": part.name, "arguments": ""}
+            if self._is_legacy:
+                yield ChunkDelta(function_call=named)
+            else:
+                yield ChunkDelta(tool_calls=[CallDelta(part.index, named, new_id("call_"), "function")])
+        if part.arguments:
+            rest = {"arguments": part.arguments}
+            if self._is_legacy:
+                yield ChunkDelta(function_call=rest)
+            else:
+                yield ChunkDelta(tool_calls=[CallDelta(part.index, rest)])
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
         return self._event([choice], None if self._has_usage else msgspec.UNSET)
