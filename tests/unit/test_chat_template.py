@@ -128,14 +128,30 @@ def test_messages_become_what_templates_know() -> None:
         {"role": "assistant", "content": None, "function_call": {"name": "g", "arguments": ""}},
         {"role": "function", "name": "g", "content": "r"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": None, "refusal": "never"},
     ]
 
     found = normalized(messages)
 
-    assert [message["role"] for message in found] == ["system", "user", "assistant", "assistant", "tool", "assistant"]
-    assert [message["content"] for message in found] == ["a\nb", "c", "", "", "r", "no"]
+    assert [message["role"] for message in found] == [
+        "system",
+        "user",
+        "assistant",
+        "assistant",
+        "tool",
+        *["assistant"] * 2,
+    ]
+    assert [message["content"] for message in found] == ["a\nb", "c", "", "", "r", "no", "never"]
     assert found[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert found[3]["tool_calls"][0]["function"] == {"name": "g", "arguments": {}}
+
+
+def test_calls_that_are_told_in_both_ways_keep_their_ids() -> None:
+    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "1", "type": "function", "function": function}
+    [found] = normalized([{"role": "assistant", "content": None, "tool_calls": [call], "function_call": function}])
+
+    assert [made["id"] for made in found["tool_calls"]] == ["1"]
 
 
 def test_what_no_template_reads_is_left_out() -> None:

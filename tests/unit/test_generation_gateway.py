@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from appliance import tally
+from appliance.compat import token_ids
 from appliance.compat.openai_chat_stream import ChatWriter
 from appliance.errors import EngineFailed, InvalidRequest, Overloaded
 from appliance.gateway import pending_calls, protocol
@@ -94,6 +96,46 @@ async def test_a_whole_answer_is_one_job_for_each_choice_in_their_order() -> Non
     assert [job.first_index for job in gateway.queue.jobs] == [0, 1, 2]
     assert len({job.id for job in gateway.queue.jobs}) == 3
     assert figure("appliance_output_tokens_total") - written == 9
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/openai/deployments/{name}/completions"])
+async def test_ids_of_prompts_are_read_on_a_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables take two seconds to load, during which all other streams would stand still."""
+    readers: list[int] = []
+
+    def texts_of(ids: Sequence[Sequence[int]], *, model: str) -> tuple[str, ...]:
+        readers.append(threading.get_ident())
+        return tuple(f"{model}: {len(each)}" for each in ids)
+
+    monkeypatch.setattr(token_ids, "texts", texts_of)
+    gateway = Gateway()
+    async with gateway.client() as client:
+        answer = await client.post(url_of(path), json={**BODIES[path], "prompt": [[5, 6], [7]]})
+
+    assert answer.status_code == 200
+    tasks = [job.task for job in gateway.queue.jobs]
+    assert [task.prompt for task in tasks if isinstance(task, Generate)] == ["org/writer: 2", "org/writer: 1"]
+    assert readers
+    assert threading.get_ident() not in readers
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b'{"model":"org/writer","messages":[{"role":"user","content":"\xff"}]}'),
+        (AZURE, b'{"messages":[{"role":"user","content":"\xff"}]}'),
+        ("/v1/completions", b'{"model":"org/writer","prompt":[[]]}'),
+        ("/v1/completions", b'{"model":"org/writer","prompt":[[5],[]],"stream":true}'),
+    ],
+)
+async def test_text_that_is_none_is_refused(path: str, body: bytes) -> None:
+    gateway = Gateway()
+    async with gateway.client() as client:
+        answer = await client.post(path, content=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert not gateway.queue.jobs
 
 
 @pytest.mark.parametrize("path", STREAMS)
