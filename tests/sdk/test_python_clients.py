@@ -19,7 +19,6 @@ CLIENTS = {
         "cohere",
         "cohere_chat",
         "langchain",
-        "langchain_chat",
         "langchain_cohere",
         "llamaindex",
         "llamaindex_cohere",
