@@ -101,7 +101,6 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     sampling: Sampling = Sampling()
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen tokens only
     is_streamed: bool = False  # parts come as they are made; otherwise as one, with `Done`
-    echo: bool = False  # a prompt's text comes first
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
