@@ -11,7 +11,7 @@ import { zodResponseFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
 import { BASE_URL, CHAT, GPT, KEY, URL_ALONE } from './facts.js';
 
-const messages = [{ role: 'user', content: 'What is the capital of France? Answer in one sentence.' }];
+const messages = [{ role: 'user', content: 'What is the capital of France?' }];
 const City = z.object({ city: z.enum(['Paris', 'Oslo']) });
 const greedy = { model: GPT, temperature: 0, max_tokens: 64 };
 const weather = {

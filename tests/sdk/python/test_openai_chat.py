@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from tests.sdk.python.appliance_facts import ALIAS, GPT, KEY, URL
 
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-GREEDY: dict[str, Any] = {"model": GPT, "temperature": 0, "max_tokens": 64}
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY: dict[str, Any] = {"model": GPT, "temperature": 0, "max_tokens": 48}
 FORM: Any = {
     "type": "object",
     "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}},
