@@ -83,9 +83,10 @@ class ChatWriter:
         parts: list[ChunkDelta] = []
         if delta.reasoning:
             parts.append(ChunkDelta(reasoning_content=delta.reasoning))
-        if delta.text or not (delta.reasoning or delta.calls):
+        calls = [made for part in delta.calls for made in self._call_deltas(choice, part)]
+        if delta.text or not (parts or calls):  # log-probabilities alone need a chunk too
             parts.append(ChunkDelta(content=delta.text))
-        parts += [made for part in delta.calls for made in self._call_deltas(choice, part)]
+        parts += calls
         chunks = [ChunkChoice(choice, part, logprobs if number == 0 else None) for number, part in enumerate(parts)]
         return b"".join(map(self._chunk, chunks))
 

@@ -3,14 +3,13 @@
 import threading
 from pathlib import Path
 
-import numpy as np
 import openai
 import pytest
 from openai import OpenAI
 
 from appliance.workers.engines.fake import FakeModel
 from tests.appliance_process import ApplianceProcess
-from tests.e2e.conftest import ALIAS, CONFIG
+from tests.e2e.conftest import ALIAS
 from tests.fake_model import fake_config
 
 pytestmark = pytest.mark.slow
@@ -55,25 +54,9 @@ def batches(appliance: ApplianceProcess) -> float:
     return appliance.metric("appliance_batches_total")
 
 
-def test_a_killed_worker_is_replaced_and_the_request_answered(tmp_path: Path) -> None:
-    with ApplianceProcess(tmp_path, config=QUEUE + CONFIG) as appliance:
-        appliance.wait_for_line("ready:")
-        done = batches(appliance)
-        asking = Asking(appliance, TEXTS)
-        wait_for_a_batch(appliance, after=done)
-
-        appliance.child("appliance worker").kill()
-
-        rows = np.array(asking.answer())
-        assert rows.shape == (len(TEXTS), 384)
-        assert appliance.metric("appliance_redelivered_jobs_total") >= 1
-        again = np.array(Asking(appliance, TEXTS).answer())
-        assert (rows * again).sum(axis=1).min() > 0.9999
-
-
-@pytest.mark.parametrize("part", ["nats-server", "appliance.workers.host"])
+@pytest.mark.parametrize("part", ["appliance worker", "nats-server", "appliance.workers.host"])
 def test_a_killed_part_does_not_cost_the_request(tmp_path: Path, part: str) -> None:
-    config = QUEUE + fake_config(tmp_path / "model", FakeModel(batch_s=0.2), alias=ALIAS)
+    config = QUEUE + fake_config(tmp_path / "model", FakeModel(batch_s=0.5), alias=ALIAS)
     with ApplianceProcess(tmp_path, config=config) as appliance:
         appliance.wait_for_line("ready:")
         done = batches(appliance)
@@ -83,6 +66,8 @@ def test_a_killed_part_does_not_cost_the_request(tmp_path: Path, part: str) -> N
         appliance.child(part).kill()
 
         rows = asking.answer()
+        if part == "appliance worker":
+            assert appliance.metric("appliance_redelivered_jobs_total") >= 1
         assert rows == Asking(appliance, TEXTS).answer()
 
 

@@ -631,6 +631,14 @@ def test_the_stream_helper_says_where_an_answer_was_cut() -> None:
         stream.get_final_completion()
 
 
+def test_log_probabilities_are_told_even_where_the_text_did_not_grow() -> None:
+    unseen = Delta(calls=(CallPart(0),), logprobs=tuple(EURO))
+    chunks = streamed(([Delta(calls=(CallPart(0, "weather"),)), unseen], Done()), logprobs=True)
+    told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs is not None]
+    assert len(told) == 1
+    assert len(told[0].content or []) == len(unseen.logprobs)
+
+
 # A call's part either begins the next call, or goes on with the last.
 DRAWN = st.tuples(
     st.integers(0, 2),
