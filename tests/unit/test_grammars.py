@@ -372,3 +372,34 @@ def test_objects_keep_to_what_their_schema_lists_where_that_can_be(
     found = grammar(schema_task({"type": "object", **schema}))
 
     assert [text for text in [*good, *bad] if accepts(found, text)] == good
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, ["-999999999999999", "0", "83"], ["1000000000000000", "1" * 30]),
+        ({"type": "integer", "minimum": 1}, ["1", "999999999999999"], ["0", "1" * 30]),
+        ({"type": "integer", "exclusiveMaximum": 0}, ["-1"], ["0", "-" + "1" * 30]),
+        ({"type": "integer", "minimum": 10**17}, ["1" + "0" * 17], ["7"]),  # as its schema says
+        ({"type": "integer", "enum": [1, 10**16]}, ["1" + "0" * 16], ["2"]),
+        ({"type": ["integer", "null"]}, ["null", "3"], ["1" * 30]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ["null", "3"], ["1" * 30]),
+        ({"type": "number"}, ["12.99", "-0.123456789", "0"], ["0." + "3" * 30, "1" * 30]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, ["0.75", "1"], ["1.5", "0." + "3" * 30]),
+        ({"type": "number", "multipleOf": 0.01}, ["12.99"], ["0.333"]),
+    ],
+)
+def test_numbers_have_an_end(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    found = grammar(schema_task({"type": "object", "properties": {"a": schema}, "required": ["a"]}))
+
+    assert [text for text in [*good, *bad] if accepts(found, f'{{"a": {text}}}')] == good
+
+
+def test_one_of_several_objects_is_closed_too() -> None:
+    found = grammar(schema_task({"anyOf": [CITY | {"additionalProperties": True}, {"type": "null"}]}))
+    assert accepts(found, '{"city": "Rome", "more": 1}'), "as the schema says"
+    open_city = {name: value for name, value in CITY.items() if name != "additionalProperties"}
+    found = grammar(schema_task({"anyOf": [open_city, {"type": "null"}]}))
+    assert accepts(found, '{"city": "Rome"}')
+    assert accepts(found, "null")
+    assert not accepts(found, '{"city": "Rome", "more": 1}')

@@ -32,6 +32,9 @@ _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Of fifteen digits, which every reader of JSON takes exactly; llguidance counts no finer than the step.
+_NUMBER_MAX: Final = 10**15 - 1
+_NUMBER_STEP: Final = 1e-9
 _OPEN_BY_MEANING: Final = (
     "additionalProperties",
     "patternProperties",
@@ -279,22 +282,45 @@ def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
 
 
 def _closed(schema: Any) -> Any:  # `Any`: JSON
-    """The schema, where objects have no other properties than those they list.
+    """The schema, where objects have no other properties than those they list, and numbers an end.
 
     What a schema leaves open, a small model fills with whatever comes to it, to the limit of its tokens. What is
     written fits the client's own schema all the same.
     """
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    found = {**schema, **_ends(schema)}
     for name in ("properties", "$defs", "definitions"):
         if isinstance(inner := schema.get(name), dict):
             found[name] = {key: _closed(value) for key, value in inner.items()}
     if "items" in schema:
         found["items"] = _closed(schema["items"])
+    # One of several, and nothing beside them: what one of them leaves open, none of the others says.
+    if isinstance(several := schema.get("anyOf"), list) and "properties" not in schema:
+        found["anyOf"] = [_closed(each) for each in several]
     is_plain = not any(name in schema for name in _OPEN_BY_MEANING)
     if schema.get("properties") and is_plain:
         found["additionalProperties"] = False
+    return found
+
+
+def _ends(schema: dict[str, Any]) -> dict[str, Any]:
+    """Bounds of a number, where its schema has none: without, it may have digits to the end of the text."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if not ("integer" in kinds or "number" in kinds) or "enum" in schema or "const" in schema:
+        return {}
+    lows = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    highs = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    if not all(isinstance(bound, int | float) and abs(bound) < _NUMBER_MAX for bound in (*lows, *highs)):
+        return {}
+    found: dict[str, Any] = {}
+    if not lows:
+        found["minimum"] = -_NUMBER_MAX
+    if not highs:
+        found["maximum"] = _NUMBER_MAX
+    if "number" in kinds and "multipleOf" not in schema:
+        found["multipleOf"] = _NUMBER_STEP
     return found
 
 
