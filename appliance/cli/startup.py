@@ -13,7 +13,9 @@ import click
 import uvloop
 
 from appliance import logs, tally
+from appliance.catalog import Catalog
 from appliance.errors import StartupError
+from appliance.presets import load_facts, presets_dirs
 from appliance.settings import Settings
 from appliance.settings_source import load_settings
 
@@ -42,6 +44,21 @@ def prepare(config_file: Path | None, *, part: str) -> Settings:
     settings = load_settings(config_file=config_file, environ=os.environ)
     logs.configure(level=settings.log_level, format=settings.log_format, part=part)
     return settings
+
+
+def catalog_of(settings: Settings) -> Catalog:
+    """The public names of the configured models. Reads presets, no model files."""
+    directories = presets_dirs(settings.presets_dir)
+    return Catalog.of((load_facts(model, presets_dirs=directories) for model in settings.models), settings.aliases)
+
+
+def require_nats(settings: Settings) -> None:
+    """A part that runs on its own needs a NATS to meet the others on."""
+    if not settings.nats.url:
+        raise StartupError(
+            "nats.url is empty; set APPLIANCE_NATS_URL, for example nats://nats.internal:4222, "
+            "or run `appliance up`, which brings its own"
+        )
 
 
 def run(main: Coroutine[object, object, None]) -> None:

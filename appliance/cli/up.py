@@ -20,10 +20,9 @@ import click
 
 from appliance.catalog import Catalog
 from appliance.cli.children import Child, Part, environment
-from appliance.cli.gateway import catalog_of
-from appliance.cli.startup import config_option, prepare, startup_errors, stop_signals
+from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals
 from appliance.errors import StartupError
-from appliance.gateway.serve import address_of
+from appliance.gateway.address import address_of
 from appliance.queue.server import HOST, free_port, plan_server
 from appliance.settings import NatsSettings, Settings
 from appliance.settings_source import variable_of

@@ -13,8 +13,7 @@ import click
 import msgspec
 from prometheus_client import start_http_server
 
-from appliance.cli.gateway import require_nats
-from appliance.cli.startup import config_option, prepare, run, startup_errors, stop_signals
+from appliance.cli.startup import config_option, prepare, require_nats, run, startup_errors, stop_signals
 from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
 from appliance.presets import GenerationTuning, Preset, load_preset, presets_dirs

@@ -7,12 +7,12 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from appliance.catalog import Catalog
 from appliance.errors import StartupError
+from appliance.gateway.address import address_of
 from appliance.gateway.app import build_app
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import Canary
@@ -58,15 +58,6 @@ async def serve_gateway(
                     watching.cancel()
             finally:
                 await dispatcher.close()
-
-
-def address_of(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """What to bind. Raises StartupError for a host that is none."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # the resolver's refusal, and the encoder's before it
-        raise StartupError(f'gateway.host is "{host[:80]}", which is no host of this machine: {error}') from error
-    return family, address  # `Any`: its shape depends on the family
 
 
 def server_of(app: object, *, drain_s: float, give_up: Callable[[], None]) -> uvicorn.Server:

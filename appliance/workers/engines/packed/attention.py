@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from appliance.workers.engines.packed.masks import Part
 from appliance.workers.engines.packed.pack import Pack
@@ -46,6 +45,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, *, is_
     """
     is_grouped = q.shape[1] != k.shape[1]
     if isinstance(plan, Varlen):
+        # It brings torch's compiler with it, which takes longer to import than torch: not where there is no such GPU.
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+
         bounds, longest, window = plan
         answer = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=window, enable_gqa=is_grouped)
         assert isinstance(answer, torch.Tensor)
