@@ -72,7 +72,7 @@ class Entry:
     is_alias_of: str | None  # the model that answers to this alias; None for a model's own name
     tasks: tuple[TaskName, ...]
     width: int | None  # None: known only when the model is loaded
-    tokens_max: int | None
+    tokens_max: int | None  # None also of a model that writes: only its node knows what it gives a text
     outputs: tuple[Output, ...] = ()
     reranks_by: RerankBy | None = None
 
@@ -193,7 +193,7 @@ def _entry(route: Route) -> Entry:
         is_alias_of=facts.name if route.is_alias else None,
         tasks=facts.tasks,
         width=facts.width,
-        tokens_max=facts.tokens_max,
+        tokens_max=None if "generate" in facts.tasks else facts.tokens_max,
         outputs=route.outputs,
         reranks_by=route.reranks_by,
     )

@@ -275,6 +275,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     space: str = ""  # of an `Embed`: what vectors must share to be compared, see `workers/vector_space.py`
     finish: Finish = "stop"  # of a `Generate`
     stop: str = ""  # the stop string before which it ended
+    tokens_max: int = 0  # of a `Generate`: what its node lets a prompt and its text have together
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):

@@ -113,6 +113,7 @@ class AnsweringQueue:
         self.failure: Failed | None = None
         self.truncated: tuple[int, ...] = ()
         self.space = ""
+        self.tokens_max = 0  # of a prompt and its text
         self.parts: list[Part] | None = None  # instead of what belongs to the task
         self.is_silent = False  # nothing is answered but what `say` is told to
         self.cancelled: list[str] = []
@@ -141,7 +142,7 @@ class AnsweringQueue:
     def done(self, job: Job) -> Done:
         """The end of a job's answer."""
         if isinstance(job.task, Generate):
-            return ending_of(job.task)
+            return msgspec.structs.replace(ending_of(job.task), tokens_max=self.tokens_max)
         numbers = range(job.first_index, job.first_index + inputs_of(job.task))
         return Done(
             Usage(TOKENS_OF_AN_INPUT * len(numbers)),

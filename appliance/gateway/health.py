@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Canary:
-    """Keeps each model's last proof of life."""
+    """Keeps each model's last proof of life, and what it said of a model that writes."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Canary:
         self._models = models
         self._interval_s = interval_s
         self._proved_s: dict[str, float] = {}
+        self._tokens_max: dict[str, int] = {}
         self._faults: dict[str, str] = dict.fromkeys(models, "starting")
 
     async def run(self) -> None:
@@ -64,6 +65,10 @@ class Canary:
         """A request for the model was just answered."""
         self._proved_s[model] = time.monotonic()
         self._faults.pop(model, None)
+
+    def tokens_max(self, model: str) -> int | None:
+        """What a prompt and its text may have together, as the node that wrote last says; None before that."""
+        return self._tokens_max.get(model)
 
     def faults(self) -> dict[str, str]:
         """The models that have not answered lately, each with the newest reason."""
@@ -93,7 +98,7 @@ class Canary:
         )
         started_s = time.monotonic()
         try:
-            await self._dispatcher.run([job])
+            (result,) = await self._dispatcher.run([job])
         except ApplianceError as error:
             if self._faults.get(model) != error.code and model in self._proved_s:
                 _log.warning("canary for %s: %s", model, error.message)
@@ -103,6 +108,8 @@ class Canary:
             return False
         telemetry.CANARY_SECONDS.labels(model).set(time.monotonic() - started_s)
         self.prove(model)
+        if result.done.tokens_max:
+            self._tokens_max[model] = result.done.tokens_max
         return True
 
 

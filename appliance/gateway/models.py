@@ -1,7 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{name}`: the catalog, in the clients' words."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -24,23 +24,34 @@ _DEFAULTS: dict[CohereEndpoint, tuple[TaskName, ...]] = {
 class Models:
     """The two endpoints. Names with slashes come raw (`BAAI/bge-m3`) or percent-encoded; both arrive decoded here."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, tokens_max: Callable[[str], int | None]) -> None:
+        """`tokens_max` says of a model that writes what its node told."""
         created_s = int(time.time())
         defaults = _defaults(catalog)
         self._objects = {entry.id: _object(entry, created_s, defaults) for entry in catalog.entries()}
         self._catalog = catalog
+        self._tokens_max = tokens_max
 
     async def list(self, request: Request) -> Answer:
         """Every served model and alias. Raises InvalidRequest for a parameter of the URL."""
-        return written(models.page(list(self._objects.values()), request.query), request.answer_form)
+        return written(
+            models.page([self._told(one) for one in self._objects.values()], request.query), request.answer_form
+        )
 
     async def get(self, request: Request, name: str) -> Answer:
         """One of them. Raises ModelNotFound. A name with an intent, "name@query", is served and not listed."""
         route = self._catalog.resolve(name)
-        found = self._objects.get(name) or self._objects[name.rpartition("@")[0]]
+        found = self._told(self._objects.get(name) or self._objects[name.rpartition("@")[0]])
         if found.id != name:
             found = structs.replace(found, id=name, name=name, root=route.model, default_endpoints=())
         return written(found, request.answer_form)
+
+    def _told(self, known: ModelObject) -> ModelObject:
+        """With what is only known once its node has answered."""
+        if "generate" not in known.tasks:
+            return known
+        tokens_max = self._tokens_max(known.root or known.id)
+        return structs.replace(known, tokens_max=tokens_max, context_length=tokens_max)
 
 
 def _defaults(catalog: Catalog) -> Mapping[CohereEndpoint, str]:

@@ -57,7 +57,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
     embeddings = Embeddings(calls)
     extraction = Extraction(calls)
     generation = Generation(calls)
-    models = Models(calls.catalog)
+    models = Models(calls.catalog, canary.tokens_max)
     reranking = Reranking(calls)
     tokens = Tokens(calls)
     health = Health(canary, calls.catalog.models())

@@ -163,6 +163,14 @@ def test_what_a_client_writes_is_no_mark(client: openai.OpenAI) -> None:
     assert spoofed > plain + 15, "each mark is spelled out in several tokens"
 
 
+def test_the_length_that_is_listed_is_the_one_that_requests_are_held_to(client: openai.OpenAI) -> None:
+    listed = client.models.retrieve("gpt-4o-mini").model_extra or {}
+
+    with pytest.raises(openai.BadRequestError, match=f"together may have {listed['tokens_max']};"):
+        chat(client, [{"role": "user", "content": "x " * 9000}])
+    assert listed["context_length"] == listed["tokens_max"] == 4096
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "code", "param"),
     [

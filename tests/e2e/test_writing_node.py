@@ -64,6 +64,7 @@ async def test_a_text_is_answered_whole_or_as_it_comes(folder: Path) -> None:
 
     assert whole == "MLK"
     assert (done.finish, done.usage.input_tokens, done.usage.output_tokens) == ("stop", 3, 4)
+    assert done.tokens_max == 512
     deltas = [event for event in streamed if isinstance(event, Delta)]
     assert "".join(delta.text for delta in deltas) == "MLK"
     assert len(deltas) == 3

@@ -1,5 +1,6 @@
 """`/v1/models` in the words of both families: every name, the defaults, and Cohere's filters and pages."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ from appliance.errors import InvalidRequest
 from appliance.presets import Facts
 from appliance.settings import AliasSettings
 from tests.gateway_parts import Gateway
+from tests.node_parts import until
 
 MODELS = (
     Facts("org/ranker", tasks=("rerank",), tokens_max=512),
@@ -97,6 +99,25 @@ async def test_a_model_without_dense_vectors_is_none_of_cohere_s() -> None:
     assert (ranker["outputs"], default["name"]) == ([], "org/embedder")
     assert refused.status_code == 400
     assert "has no dense vectors; ask /v1/embeddings for sparse ones" in refused.json()["message"]
+
+
+async def test_a_model_that_writes_has_the_length_that_its_node_told_last() -> None:
+    writer = Facts("org/writer", tasks=("generate",), tokens_max=8192, aliases=("gpt-4o-mini",))
+    gateway = Gateway(models=(writer, *MODELS))
+    gateway.queue.tokens_max = 4096
+    async with gateway.client() as client:
+        before = (await client.get("/v1/models/org/writer")).json()
+        watching = asyncio.create_task(gateway.canary.run())
+        await until(lambda: not gateway.canary.faults())
+        watching.cancel()
+        listed = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
+        alone = (await client.get("/v1/models/gpt-4o-mini")).json()
+
+    assert (before["tokens_max"], before["context_length"]) == (None, None)
+    assert alone == listed["gpt-4o-mini"]
+    for name in ("org/writer", "gpt-4o-mini"):
+        assert (listed[name]["tokens_max"], listed[name]["context_length"]) == (4096, 4096)
+    assert listed["org/embedder"]["tokens_max"] == 256
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 1000])

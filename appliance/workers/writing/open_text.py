@@ -177,7 +177,7 @@ class OpenText(OpenWriting):
             cached_tokens=self._cached_tokens,
             reasoning_tokens=reasoning_tokens,
         )
-        return Done(usage, finish=finish, stop=stop)
+        return Done(usage, finish=finish, stop=stop, tokens_max=self._prepared.writer.tokens_max)
 
 
 class OpenDecision(OpenWriting):
