@@ -4,9 +4,10 @@
     presets/<org>--<model>/<class>.toml  tuning for one class, with its evidence (`Tuning`); "cpu-amx", "cpu", "l4", …
     presets/default/<class>.toml         tuning for a model that has no preset of its own
 
-Later wins: default, model's, user's (`appliance.toml`), key by key; a key that holds a table is replaced whole. A class
-without a file of its own takes the general one (cpu-amx → cpu, l4 → gpu), and then its evidence says so. Unknown keys
-are refused everywhere. No tuning lives in code.
+Later wins: default, model's, user's (`appliance.toml`), key by key. A key that holds a table is replaced whole, but for
+`[generation]`, which is laid over key by key as well; see `_laid_over`. A class without a file of its own takes the
+general one (cpu-amx → cpu, l4 → gpu), and then its evidence says so. Unknown keys are refused everywhere. No tuning
+lives in code.
 """
 
 import os
@@ -147,6 +148,7 @@ def load_facts(model: ModelSettings, *, presets_dirs: Sequence[Path]) -> Facts:
     table |= _layer(model.facts, Facts, source=source)
     if table["name"] != model.name:
         raise StartupError(f"{source}: the name cannot be overridden; it is what clients ask for")
+    check_table(table, Facts, path="", source=f'the facts of "{model.name}"')
     facts = msgspec.convert(table, Facts)
     return msgspec.structs.replace(
         facts,
@@ -194,21 +196,36 @@ def fallbacks(hardware: str) -> tuple[str, ...]:
 
 
 def _load_tuning(model: ModelSettings, *, hardware: str, presets_dirs: Sequence[Path]) -> Tuning:
+    """Default's, model's and user's, laid over one another. Raises `StartupError` for what is wrong, or lacking."""
     table: dict[str, Any] = {}
     for folder in ("default", folder_name(model.name)):
         for kind in fallbacks(hardware):
             path = _first(presets_dirs, Path(folder, f"{folder_name(kind)}.toml"))
             if path:
-                table |= _layer(read_toml(path), Tuning, source=str(path))
+                table = _laid_over(table, _layer(read_toml(path), Tuning, source=str(path)))
                 if kind != hardware:
                     table["evidence"] = {"note": f"taken over from {kind}, not measured on {hardware}"}
                 break
     source = f'models "{model.name}", tuning'
-    table |= _layer(model.tuning, Tuning, source=source)
+    table = _laid_over(table, _layer(model.tuning, Tuning, source=source))
     if model.tuning and "evidence" not in model.tuning:
         table["evidence"] = {"note": f"{', '.join(sorted(model.tuning))} set in the configuration; not measured so"}
     check_table(table, Tuning, path="", source=f'the tuning of "{model.name}" on {hardware}')
     return msgspec.convert(table, Tuning)
+
+
+def _laid_over(table: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """A tuning with another laid over it.
+
+    `[cost]` and `[evidence]` are one statement each. So is a `[generation]` of another runtime, for which the numbers
+    and flags below were not chosen; otherwise its keys, and its flags, are replaced one by one.
+    """
+    merged = table | layer
+    below, above = table.get("generation"), layer.get("generation")
+    if below and above and above.get("runtime", below.get("runtime")) == below.get("runtime"):
+        flags = {"flags": below["flags"] | above["flags"]} if "flags" in below and "flags" in above else {}
+        merged["generation"] = below | above | flags
+    return merged
 
 
 def _layer(table: dict[str, Any], kind: type[msgspec.Struct], *, source: str) -> dict[str, Any]:

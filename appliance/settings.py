@@ -91,7 +91,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: str = ""  # a hub commit; the preset's when empty
     aliases: tuple[str, ...] | None = None  # public names besides `name`; None takes the preset's
     facts: dict[str, Any] = {}  # overrides of model.toml, same keys
-    tuning: dict[str, Any] = {}  # overrides of <class>.toml, same keys
+    tuning: dict[str, Any] = {}  # overrides of <class>.toml, same keys; those of `generation` one by one too
 
 
 class AliasSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,8 +55,8 @@ def check_table(
     """Raise `StartupError` for the first key or value of `table` that `kind` does not take.
 
     `path` is the dotted name of the table ("" for a whole file), `source` the file it came from, `secrets` the dotted
-    names whose value no error may show. A key without a default must be there, unless the table `is_partial`: one
-    layer of several.
+    names whose value no error may show. A key without a default must be there, unless the table `is_partial`, with
+    those in it: one layer of several.
     """
     if not isinstance(table, dict):
         raise StartupError(f"{source}: {path} is {shown(table)}, it must be a table")
@@ -66,19 +66,21 @@ def check_table(
         if key not in fields:
             hint = did_you_mean(key, fields)
             raise StartupError(f"{source}: unknown key {name}{hint}; known here: {', '.join(sorted(fields))}")
-        _check_value(value, fields[key].type, path=name, source=source, secrets=secrets)
+        _check_value(value, fields[key].type, path=name, source=source, secrets=secrets, is_partial=is_partial)
     missing = [name for name, field in fields.items() if field.required and name not in table]
     if missing and not is_partial:
         raise StartupError(f"{source}: {path or 'the file'} lacks the key {missing[0]}")
 
 
-def _check_value(value: object, kind: Any, *, path: str, source: str, secrets: Container[str]) -> None:
+def _check_value(
+    value: object, kind: Any, *, path: str, source: str, secrets: Container[str], is_partial: bool
+) -> None:
     struct, item = struct_of(kind), item_of(kind)
     if struct is not None:
-        check_table(value, struct, path=path, source=source, secrets=secrets)
+        check_table(value, struct, path=path, source=source, secrets=secrets, is_partial=is_partial)
     elif item is not None and struct_of(item) is not None and isinstance(value, list):
         for index, entry in enumerate(value):
-            _check_value(entry, item, path=f"{path}[{index}]", source=source, secrets=secrets)
+            _check_value(entry, item, path=f"{path}[{index}]", source=source, secrets=secrets, is_partial=is_partial)
     else:
         convert(value, kind, name=f"{source}: {path}", is_secret=path in secrets)
 

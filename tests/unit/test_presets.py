@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from appliance.errors import StartupError
 from appliance.hardware import CPU_CLASSES, GPU_CLASSES
-from appliance.presets import Preset, fallbacks, folder_name, load_facts, load_preset, presets_dirs, shipped_presets_dir
+from appliance.presets import (
+    GenerationTuning,
+    Preset,
+    fallbacks,
+    folder_name,
+    load_facts,
+    load_preset,
+    presets_dirs,
+    shipped_presets_dir,
+)
 from appliance.settings import ModelSettings
 from appliance.tables import read_toml
 
@@ -118,6 +127,61 @@ def test_the_users_overrides_win_and_take_the_evidence_with_them(mine: Path) -> 
     assert preset.tuning.batch_tokens_max == 256
     assert preset.tuning.evidence.provenance == "default"
     assert "batch_tokens_max" in preset.tuning.evidence.note
+
+
+GENERATION = """
+[generation]
+runtime = "sglang"
+sequences_max = 64
+sequence_tokens_max = 32768
+flags = { mem-fraction-static = 0.6, chunked-prefill-size = 4096 }
+"""
+
+
+def generation_of(directory: Path, **override: object) -> GenerationTuning | None:
+    model = ModelSettings(name="org/m", tuning={"generation": override} if override else {})
+    return load_preset(model, hardware="cpu", presets_dirs=[directory]).tuning.generation
+
+
+def test_how_texts_are_written_is_overridden_key_by_key_and_so_are_its_flags(mine: Path) -> None:
+    (mine / "default/cpu.toml").write_text(TUNING + GENERATION)
+    (mine / "org--m/cpu.toml").write_text("[generation]\nsequences_max = 32")
+    flags: dict[str, str | int | float | bool] = {"mem-fraction-static": 0.6, "chunked-prefill-size": 4096}
+
+    assert generation_of(mine) == GenerationTuning("sglang", 32, 32768, flags)
+    assert generation_of(mine, sequence_tokens_max=100) == GenerationTuning("sglang", 32, 100, flags)
+    assert generation_of(mine, flags={"mem-fraction-static": 0.5, "tp-size": 2}) == GenerationTuning(
+        "sglang", 32, 32768, {"mem-fraction-static": 0.5, "chunked-prefill-size": 4096, "tp-size": 2}
+    )
+    assert generation_of(mine, runtime="sglang", sequences_max=8) == GenerationTuning("sglang", 8, 32768, flags)
+
+
+def test_another_runtime_brings_all_of_its_own_numbers(mine: Path) -> None:
+    (mine / "default/cpu.toml").write_text(TUNING + GENERATION)
+
+    whole = generation_of(mine, runtime="embedded", sequences_max=2, sequence_tokens_max=64)
+
+    assert whole == GenerationTuning("embedded", 2, 64)
+    with pytest.raises(StartupError, match="generation lacks the key sequences_max"):
+        generation_of(mine, runtime="embedded")
+    with pytest.raises(StartupError, match=r"unknown key generation\.sequence_max;"):
+        generation_of(mine, sequence_max=2)
+
+
+def test_a_generation_without_one_below_it_is_whole(mine: Path) -> None:
+    assert generation_of(mine) is None
+    with pytest.raises(StartupError, match='the tuning of "org/m" on cpu: generation lacks the key runtime'):
+        generation_of(mine, sequences_max=2)
+
+
+def test_costs_are_replaced_whole_since_they_were_fitted_together(mine: Path) -> None:
+    (mine / "default/cpu.toml").write_text(
+        TUNING + "[cost]\nbatch_ms = 1.0\ntoken_ms = 1.0\nsquare_ms = 1.0\nitem_ms = 1.0"
+    )
+    (mine / "org--m/cpu.toml").write_text("[cost]\ntoken_ms = 2.0")
+
+    with pytest.raises(StartupError, match="cost lacks the key batch_ms"):
+        preset_of(mine)
 
 
 def test_a_model_without_a_preset_has_default_facts(mine: Path) -> None:
