@@ -171,6 +171,7 @@ def _aliased(alias: AliasSettings, models: Mapping[str, Facts], routes: Mapping[
             f'"{routes[alias.name].model}" and the alias of "{alias.model}" both claim the public name "{alias.name}"; '
             "set `aliases` in the [[models]] table of the former"
         )
+    _check_options(alias, facts)
     widest = alias.width or facts.width
     if alias.pad_to is not None and widest is not None and alias.pad_to < widest:
         raise StartupError(f'aliases "{alias.name}": pad_to is {alias.pad_to}, less than the {widest} of the vectors')
@@ -182,6 +183,25 @@ def _aliased(alias: AliasSettings, models: Mapping[str, Facts], routes: Mapping[
         has_native_ids=alias.integers == "native",
     )
     return Route(alias.name, facts, policy)
+
+
+def _check_options(alias: AliasSettings, facts: Facts) -> None:
+    """Raises `StartupError` for an option that would change nothing of what the model does."""
+    if "embed" in facts.tasks:
+        return
+    of_vectors = {
+        "intent": bool(alias.intent),
+        "width": alias.width is not None,
+        "pad_to": alias.pad_to is not None,
+        "too_long": alias.too_long == "chunk_mean",
+        "integers": alias.integers != "openai",
+    }
+    for option, is_set in of_vectors.items():
+        if is_set:
+            raise StartupError(
+                f'aliases "{alias.name}": {option} is {shown(getattr(alias, option))}, which "{facts.name}" has no use '
+                f"for: its tasks are {list(facts.tasks)}; leave {option} out"
+            )
 
 
 def _entry(route: Route) -> Entry:

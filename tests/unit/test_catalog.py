@@ -1,10 +1,13 @@
 """The catalog: names, aliases, and refusals that help."""
 
+from typing import Any
+
 import pytest
 
 from appliance.catalog import NAMES_SHOWN_MAX, Catalog, Entry
 from appliance.errors import ModelNotFound, StartupError
-from appliance.presets import Facts
+from appliance.presets import Facts, TaskName
+from appliance.settings import AliasSettings
 
 ONE = Facts(name="org/one", aliases=("one", "text-embedding-3-small"), width=4, tokens_max=8)
 TWO = Facts(name="two", tasks=("embed", "rerank"))
@@ -51,6 +54,33 @@ def test_an_alias_that_repeats_its_model_is_harmless_and_an_empty_one_is_not() -
     assert len(Catalog.of([Facts(name="two", aliases=("two", "x", "x"))]).entries()) == 2
     with pytest.raises(StartupError, match="empty alias"):
         Catalog.of([Facts(name="two", aliases=("",))])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"pad_to": 3072}, "pad_to is 3072"),
+        ({"width": 4}, "width is 4"),
+        ({"intent": "query"}, "intent is 'query'"),
+        ({"integers": "native"}, "integers is 'native'"),
+        ({"too_long": "chunk_mean"}, "too_long is 'chunk_mean'"),
+    ],
+)
+@pytest.mark.parametrize("task", ["generate", "rerank", "classify", "extract"])
+def test_what_an_alias_says_of_vectors_is_refused_of_a_model_that_makes_none(
+    options: dict[str, Any], key: str, task: TaskName
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        Catalog.of([Facts(name="m", tasks=(task,))], [AliasSettings("a", "m", **options)])
+
+    assert caught.value.message.startswith(f'aliases "a": {key}, which "m" has no use for: its tasks are [\'{task}\']')
+
+
+@pytest.mark.parametrize("task", ["generate", "rerank"])
+def test_an_alias_of_any_model_may_refuse_what_is_too_long(task: TaskName) -> None:
+    catalog = Catalog.of([Facts(name="m", tasks=(task,))], [AliasSettings("a", "m", too_long="error")])
+
+    assert catalog.resolve("a").policy.too_long == "error"
 
 
 @pytest.mark.parametrize("name", ["text-embedding-3-smal", "TEXT-EMBEDDING-3-SMALL"])
