@@ -36,6 +36,12 @@ class Thinking(msgspec.Struct, frozen=True):
     token_budget: int | None = None
 
 
+class CitationOptions(msgspec.Struct, frozen=True):
+    """How an answer is to cite."""
+
+    mode: str | None = None
+
+
 class CohereChatBody(CohereSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that Cohere documents. Explicit nulls mean absent."""
 
@@ -48,7 +54,7 @@ class CohereChatBody(CohereSettings, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: bool | None = None
     thinking: Thinking | None = None
     # Change nothing here: nothing is cited (which is said where it is asked for), and all requests have one priority.
-    citation_options: JsonObject | None = None
+    citation_options: CitationOptions | None = None
     priority: Annotated[int, Meta(ge=0, le=999)] | None = None
 
 
@@ -120,7 +126,7 @@ def decode(body: bytes) -> CohereChatCall:
         tool_choice=offer.mode,
         top_logprobs=0 if fields.logprobs else None,
     )
-    if fields.citation_options and fields.citation_options.get("mode") not in ("OFF", "off", "NONE"):
+    if fields.citation_options is not None and fields.citation_options.mode not in ("OFF", "off", "NONE"):
         ignored += ("citation_options",)
     return CohereChatCall(fields, task, ignored)
 

@@ -2,7 +2,8 @@
 
 Content comes in blocks with an index of their own: a thought, then text. Text is told as content as it comes, though
 calls may follow it, in which case a whole answer would have it as `tool_plan`; only where a call was asked for is it
-sure to be a plan. Log-probabilities come with content; what calls are made of has no place for them.
+sure to be a plan. Log-probabilities come with content; what calls are made of has no place for them. A call that was
+cut has no `tool-call-end`, where the AI SDK reads its arguments.
 
 A stream that breaks off ends with `message-end` and the reason ERROR, an `error`, no usage and no `[DONE]`. Cohere's
 clients pass that on; without a usage the AI SDK reports an error of its own and LangChain raises one, where both would
@@ -10,6 +11,8 @@ take a complete event for a complete answer.
 """
 
 from collections.abc import Mapping
+
+import msgspec
 
 from appliance.compat import cohere_errors, sse
 from appliance.compat.cohere_chat_answer import CohereUsage, logprob_item, new_call_id, new_id
@@ -36,6 +39,7 @@ class CohereChatWriter:
         self._blocks = 0
         self._block = ""  # the type of the content that is being written
         self._call: int | None = None  # the call that is
+        self._arguments: list[str] = []  # of that call
         self._has_said = False  # anything but thoughts
         self._tokens: list[Chosen] = []  # of text that is held back
 
@@ -67,7 +71,7 @@ class CohereChatWriter:
             events += self._content("text", "")
         if self._block and self._tokens:  # of what was held back for good: a stop sequence
             events.append(self._piece(self._block, ""))
-        events += self._end()
+        events += self._end() if done.finish == "tool_calls" or self._is_whole() else []
         reason = finish_of(done.finish, done.stop)
         events.append(_event("message-end", {"delta": {"finish_reason": reason, "usage": CohereUsage.of(done.usage)}}))
         return b"".join(events)
@@ -105,12 +109,24 @@ class CohereChatWriter:
         if self._call != part.index:
             events += self._end()
             self._call = part.index
+            self._arguments.clear()
             call = {"id": new_call_id(), "type": "function", "function": {"name": part.name, "arguments": ""}}
             events.append(self._of_call("tool-call-start", {"delta": {"message": {"tool_calls": call}}}))
         if part.arguments:
+            self._arguments.append(part.arguments)
             more = {"function": {"arguments": part.arguments}}
             events.append(self._of_call("tool-call-delta", {"delta": {"message": {"tool_calls": more}}}))
         return events
+
+    def _is_whole(self) -> bool:
+        """Whether the arguments of the call that is being written, if there is one, can be read."""
+        if self._call is None:
+            return True
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except msgspec.DecodeError:
+            return False
+        return True
 
     def _end(self) -> list[bytes]:
         """Ends the content or the call that is open."""

@@ -131,6 +131,6 @@ def _documents(documents: Sequence[JsonObject]) -> list[JsonObject]:
         excluded = document.get(EXCLUDES, [])
         if not isinstance(excluded, list):
             raise InvalidRequest(f"'{name}.{EXCLUDES}' is no list of names", param=f"{name}.{EXCLUDES}")
-        hidden = ["id", EXCLUDES, *excluded]
+        hidden = {"id", EXCLUDES, *(key for key in excluded if isinstance(key, str))}
         shown.append({key: value for key, value in document.items() if key not in hidden})
     return shown

@@ -4,6 +4,7 @@ Calls have no ids there: a result names the call that it is of. It belongs to th
 these parameters, if that has no result yet; results of calls that are nowhere in the history bring their calls along.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -18,6 +19,7 @@ from appliance.errors import InvalidRequest
 _ROLES: Final = {"USER": "user", "CHATBOT": "assistant", "SYSTEM": "system"}
 
 _encoder: Final = msgspec.json.Encoder()
+_ordered: Final = msgspec.json.Encoder(order="deterministic")
 
 
 class V1Call(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ def translated(history: Sequence[V1Message]) -> list[Message]:
 @dataclass(slots=True)
 class _Conversation:
     messages: list[Message] = field(default_factory=list)
-    _waiting: dict[str, V1Call] = field(default_factory=dict)  # calls without a result yet, by ids of ours
+    # The ids that we gave to calls without a result yet, by what was called; the first of them is the last of its row.
+    _waiting: dict[bytes, list[str]] = field(default_factory=dict)
     _calls: int = 0
 
     def say(self, role: str, text: str | None) -> None:
@@ -89,24 +92,27 @@ class _Conversation:
         """The ids of the calls."""
         ids = [f"call_{self._calls + number}" for number in range(len(calls))]
         self._calls += len(calls)
-        self._waiting = dict(zip(ids, calls, strict=True))
+        self._waiting = {}
+        for call_id, call in zip(reversed(ids), reversed(calls), strict=True):
+            self._waiting.setdefault(_key(call), []).append(call_id)
         asked = [
             ToolCall(call_id, CalledFunction(call.name, _encoder.encode(call.parameters).decode()))
-            for call_id, call in self._waiting.items()
+            for call_id, call in zip(ids, calls, strict=True)
         ]
         self.messages.append(Message("assistant", text or None, tool_calls=asked))
         return ids
 
     def matched(self, results: Sequence[V1Result]) -> list[str] | None:
         """The ids of the calls that these are results of; None if one is of none that waits."""
-        waiting = dict(self._waiting)
         ids: list[str] = []
+        taken: Counter[bytes] = Counter()
         for result in results:
-            call_id = next((each for each, call in waiting.items() if call == result.call), None)
-            if call_id is None:
+            key = _key(result.call)
+            taken[key] += 1
+            row = self._waiting.get(key, [])
+            if taken[key] > len(row):
                 return None
-            ids.append(call_id)
-            del waiting[call_id]
+            ids.append(row[-taken[key]])
         return ids
 
     def answer(self, results: Sequence[V1Result]) -> None:
@@ -114,9 +120,14 @@ class _Conversation:
         if ids is None:
             ids = self.call(None, [result.call for result in results])
         for call_id, result in zip(ids, results, strict=True):
-            del self._waiting[call_id]
+            self._waiting[_key(result.call)].pop()
             outputs = _encoder.encode(result.outputs).decode()
             self.messages.append(Message("tool", outputs, tool_call_id=call_id))
+
+
+def _key(call: V1Call) -> bytes:
+    """What is the same of calls that are."""
+    return _ordered.encode(call)
 
 
 def _conversation(history: Sequence[V1Message]) -> _Conversation:

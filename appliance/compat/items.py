@@ -146,7 +146,9 @@ def _add(turns: list[_Turn], item: Item, name: str, call_ids: set[str], *, takes
         turns.append(_output(item, name, call_ids))
     elif kind == "item_reference":
         raise UnsupportedParameter(
-            f"'{name}' refers to an item; nothing is stored here: send the item itself", param=name
+            f"'{name}' refers to an item, and nothing is stored here: send the item itself, as clients do with "
+            "'store': false (Vercel's AI SDK: providerOptions: { openai: { store: false } })",
+            param=name,
         )
     elif kind != "reasoning":  # what was thought is not given to the model again
         raise UnsupportedParameter(f"'{name}' is of type '{kind[:50]}', which is not served", param=f"{name}.type")

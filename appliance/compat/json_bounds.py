@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import msgspec
+
 from appliance.errors import InvalidRequest
 
 JsonObject = dict[str, Any]  # carried and written again, not read
+# Neither carried nor read: nothing is made of what is in it, which can be millions of values.
+UnreadObject = dict[str, msgspec.Raw]
 
 
 def check_bounds(data: object, name: str, *, levels_max: int, values_max: int) -> None:

@@ -11,7 +11,7 @@ from appliance.compat.bodies import BodyDecoder, decoded_part
 from appliance.compat.chat_messages import Message
 from appliance.compat.chat_tools import Choice, Function, NamedFunction, Offer, Tool
 from appliance.compat.generation import Generated, total
-from appliance.compat.json_bounds import JsonObject
+from appliance.compat.json_bounds import JsonObject, UnreadObject
 from appliance.compat.openai_chat_answer import ChatAnswer, ChatUsage, choice_of, new_id
 from appliance.compat.openai_chat_stream import ChatWriter
 from appliance.compat.responses_settings import check_schema, checked_name
@@ -78,10 +78,10 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     # Change nothing here.
-    metadata: JsonObject | None = None
-    prediction: JsonObject | None = None
+    metadata: UnreadObject | None = None
+    prediction: UnreadObject | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: JsonObject | None = None
+    prompt_cache_options: UnreadObject | None = None
     prompt_cache_retention: str | None = None
     reasoning_effort: str | None = None
     safety_identifier: str | None = None
@@ -90,10 +90,10 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
     verbosity: str | None = None
     # Are refused, unless they ask for what happens anyway.
-    audio: JsonObject | None = None
+    audio: UnreadObject | None = None
     modalities: list[str] | None = None
-    moderation: JsonObject | None = None
-    web_search_options: JsonObject | None = None
+    moderation: UnreadObject | None = None
+    web_search_options: UnreadObject | None = None
 
 
 class ChatCall(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from msgspec import Meta
 from appliance.compat import openai_errors, sse, token_ids
 from appliance.compat.bodies import BodyDecoder
 from appliance.compat.generation import Generated
-from appliance.compat.json_bounds import JsonObject
+from appliance.compat.json_bounds import UnreadObject
 from appliance.compat.openai_chat import CHOICES_MAX, Penalty, StreamOptions, choices_of
 from appliance.compat.openai_chat_answer import ChatUsage, new_id
 from appliance.compat.sampling import StopField, checked_bias, checked_stop, seed_of
@@ -47,7 +47,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     user: str | None = None
-    metadata: JsonObject | None = None
+    metadata: UnreadObject | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

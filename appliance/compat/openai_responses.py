@@ -15,7 +15,7 @@ from appliance.compat.bodies import BodyDecoder
 from appliance.compat.formats import Format
 from appliance.compat.generation import Generated
 from appliance.compat.items import Item
-from appliance.compat.json_bounds import JsonObject
+from appliance.compat.json_bounds import UnreadObject
 from appliance.compat.response_usage import ResponseUsage
 from appliance.compat.responses_answer import (
     FunctionTool,
@@ -93,13 +93,13 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     text: Text | None = None
     stream: bool | None = None
-    stream_options: JsonObject | None = None  # only of the obfuscation, which there is none of
+    stream_options: UnreadObject | None = None  # only of the obfuscation, which there is none of
     metadata: dict[str, str] | None = None
     reasoning: Reasoning | None = None
     # Change nothing here.
-    access_programs: JsonObject | None = None
-    background_options: JsonObject | None = None
-    image: JsonObject | None = None
+    access_programs: UnreadObject | None = None
+    background_options: UnreadObject | None = None
+    image: UnreadObject | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # of hosted tools
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
@@ -110,11 +110,11 @@ class ResponsesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str | None = None
     # Are refused, unless they ask for what happens anyway.
     background: bool | None = None
-    context_management: list[JsonObject] | None = None
-    conversation: str | JsonObject | None = None
-    moderation: JsonObject | None = None
+    context_management: list[msgspec.Raw] | None = None
+    conversation: str | UnreadObject | None = None
+    moderation: UnreadObject | None = None
     previous_response_id: str | None = None
-    prompt: JsonObject | None = None
+    prompt: UnreadObject | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
 

@@ -124,7 +124,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             headers=("x-appliance-ignored",),
         ),
         Operation(
-            paths=(*spellings("/v1/responses"), "/openai/v1/responses"),
+            paths=(*spellings("/v1/responses"), "/openai/v1/responses", "/openai/responses"),
             name="responses",
             summary="Answer to items of a conversation, whole or as a stream of events; nothing is stored",
             serve=generation.endpoint(openai_responses.decode, openai_responses.NAMES),
@@ -252,7 +252,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             dialect="cohere",
         ),
         Operation(
-            paths=spellings("/v1/models"),
+            paths=(*spellings("/v1/models"), "/openai/v1/models", "/openai/models"),
             name="models",
             summary="List the served models and their aliases",
             serve=models.list,
@@ -261,7 +261,7 @@ def operations(calls: Calls, canary: Canary) -> tuple[Operation, ...]:
             query=("endpoint", "default_only", "page_size", "page_token"),
         ),
         Operation(
-            paths=spellings("/v1/models/{name}"),
+            paths=(*spellings("/v1/models/{name}"), "/openai/v1/models/{name}", "/openai/models/{name}"),
             name="models",
             summary="One served model or alias; slashes in its name may come raw or percent-encoded",
             serve_named=models.get,

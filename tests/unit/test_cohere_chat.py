@@ -467,6 +467,21 @@ def test_a_stream_of_thoughts_text_and_calls() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "done", "last"),
+    [
+        ('{"city":', Done(USAGE, finish="length"), "tool-call-delta"),
+        ('{"city":', Done(USAGE, finish="stop", stop="Oslo"), "tool-call-delta"),
+        ('{"city":"Oslo"}', Done(USAGE, finish="length"), "tool-call-end"),
+    ],
+)
+def test_a_call_that_was_cut_does_not_end(arguments: str, done: Done, last: str) -> None:
+    """The AI SDK reads a call's arguments at its end."""
+    events = events_of([Delta(calls=(CallPart(0, "weather", arguments),))], done)
+
+    assert [event["type"] for event in events[-2:]] == [last, "message-end"]
+
+
 def test_text_before_a_call_that_was_asked_for_is_a_plan() -> None:
     plan = {"type": "tool-plan-delta", "delta": {"message": {"tool_plan": "I look."}}}
     fields: Json = {"tools": [WEATHER], "tool_choice": "REQUIRED"}

@@ -150,7 +150,7 @@ def test_a_history_comes_before_the_message() -> None:
 def test_documents_come_as_the_systems_message() -> None:
     documents = [
         {"id": "d1", "title": "T", "text": "x", "url": "secret", "_excludes": ["url"]},
-        {"text": "y", "pages": 2},
+        {"text": "y", "pages": 2, "_excludes": [["text"], 2, None]},
     ]
     listed = "Use the following documents where they help to answer.\n\nDocument 1\ntitle: T\ntext: x\n\nDocument 2\n"
 
@@ -231,6 +231,20 @@ def test_a_call_made_twice_has_two_results() -> None:
 
     found = messages_of("", chat_history=history, tool_results=[COLD, COLD])
     assert [message.get("tool_call_id") for message in found] == [None, "call_0", "call_1"]
+
+
+def test_any_number_of_calls_gets_its_results() -> None:
+    """Each is found at once: looking through all of them held up everybody else, for minutes."""
+    calls = [{"name": "f", "parameters": {"number": number // 2}} for number in range(20_000)]
+    history = [{"role": "CHATBOT", "message": "", "tool_calls": calls}]
+
+    found = messages_of(
+        "", chat_history=history, tool_results=[{"call": call, "outputs": []} for call in reversed(calls)]
+    )
+
+    ids = [message["tool_call_id"] for message in found[1:]]
+    pairs = [(2 * number, 2 * number + 1) for number in reversed(range(10_000))]  # of calls that are the same
+    assert ids == [f"call_{number}" for pair in pairs for number in pair]
 
 
 def test_results_within_the_history_stay_there() -> None:

@@ -454,6 +454,16 @@ async def test_azures_path_names_the_model_whatever_the_body_says() -> None:
     assert bare.json()["model"] == other.json()["model"] == "org/writer"
 
 
+async def test_azures_client_asks_for_responses_and_models_below_its_endpoint() -> None:
+    async with Gateway().client() as client:
+        response = await client.post("/openai/responses?api-version=v", json={"input": "x", "model": "org/writer"})
+        listed = await client.get("/openai/models?api-version=v")
+        one = await client.get("/openai/v1/models/org/writer")
+
+    assert [answer.status_code for answer in (response, listed, one)] == [200, 200, 200]
+    assert "org/writer" in {each["id"] for each in listed.json()["data"]}
+
+
 async def test_an_alias_is_echoed_and_what_does_not_write_is_refused() -> None:
     async with Gateway().client() as client:
         alias = await client.post(CHAT, json={**STREAMED, "model": "gpt-4o-mini"})

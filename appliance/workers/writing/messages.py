@@ -8,6 +8,7 @@ left out.
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -60,14 +61,9 @@ def spelled_out(messages: Sequence[Message], tools: Sequence[Any], *, has_system
     templates want roles to alternate.
     """
     plain: list[Message] = []
-    was_result = False
-    for message in messages:
-        is_result = message["role"] == "tool"
-        if is_result and was_result:
-            plain[-1]["content"] += f"\n{_plain(message)['content']}"
-        else:
-            plain.append(_plain(message))
-        was_result = is_result
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
+        made = [_plain(message) for message in group]
+        plain += [{**made[0], "content": "\n".join(each["content"] for each in made)}] if is_result else made
     if not tools:
         return plain
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
