@@ -242,7 +242,10 @@ class CallPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
-    """What comes next of a `Generate`. Text never ends within a character, nor with a part of a stop string."""
+    """What comes next of a `Generate`. Text never ends within a character, nor with a part of a stop string.
+
+    Log-probabilities are of the tokens that its text is made of.
+    """
 
     text: str = ""
     reasoning: str = ""

@@ -10,7 +10,7 @@ clients pass that on; without a usage the AI SDK reports an error of its own and
 take a complete event for a complete answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -41,7 +41,6 @@ class CohereChatWriter:
         self._call: int | None = None  # the call that is
         self._arguments: list[str] = []  # of that call
         self._has_said = False  # anything but thoughts
-        self._tokens: list[Chosen] = []  # of text that is held back
 
     def start(self) -> bytes:
         """The message begins."""
@@ -50,15 +49,12 @@ class CohereChatWriter:
     def delta(self, choice: int, delta: Delta) -> bytes:
         """What was thought, said and called next."""
         events: list[bytes] = []
-        self._tokens += delta.logprobs
-        if delta.reasoning and not self._has_thoughts:
-            self._tokens.clear()
-        elif delta.reasoning:
+        if delta.reasoning and self._has_thoughts:
             events += self._content("thinking", delta.reasoning)
         if delta.text and self._is_plan:
             events.append(_event("tool-plan-delta", {"delta": {"message": {"tool_plan": delta.text}}}))
         elif delta.text:
-            events += self._content("text", delta.text)
+            events += self._content("text", delta.text, delta.logprobs)
         for part in delta.calls:
             events += self._part(part)
         self._has_said |= bool(delta.text or delta.calls)
@@ -69,8 +65,6 @@ class CohereChatWriter:
         events: list[bytes] = []
         if not self._has_said and not self._is_plan:
             events += self._content("text", "")
-        if self._block and self._tokens:  # of what was held back for good: a stop sequence
-            events.append(self._piece(self._block, ""))
         events += self._end() if done.finish == "tool_calls" or self._is_whole() else []
         reason = finish_of(done.finish, done.stop)
         events.append(_event("message-end", {"delta": {"finish_reason": reason, "usage": CohereUsage.of(done.usage)}}))
@@ -85,7 +79,7 @@ class CohereChatWriter:
         message = str(cohere_errors.body(error)["message"])
         return _event("message-end", {"id": self._id, "delta": {"finish_reason": "ERROR", "error": message}})
 
-    def _content(self, kind: str, piece: str) -> list[bytes]:
+    def _content(self, kind: str, piece: str, tokens: Sequence[Chosen] = ()) -> list[bytes]:
         events: list[bytes] = []
         if self._block != kind:
             events += self._end()
@@ -93,19 +87,14 @@ class CohereChatWriter:
             events.append(self._of_block("content-start", {"delta": {"message": {"content": begun}}}))
             self._block = kind
         if piece:
-            events.append(self._piece(kind, piece))
+            fields: dict[str, object] = {"delta": {"message": {"content": {kind: piece}}}}
+            if tokens:
+                fields["logprobs"] = logprob_item(tokens)
+            events.append(self._of_block("content-delta", fields))
         return events
-
-    def _piece(self, kind: str, piece: str) -> bytes:
-        fields: dict[str, object] = {"delta": {"message": {"content": {kind: piece}}}}
-        if self._tokens:
-            fields["logprobs"] = logprob_item(self._tokens)
-            self._tokens.clear()
-        return self._of_block("content-delta", fields)
 
     def _part(self, part: CallPart) -> list[bytes]:
         events: list[bytes] = []
-        self._tokens.clear()
         if self._call != part.index:
             events += self._end()
             self._call = part.index

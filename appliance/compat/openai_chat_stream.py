@@ -80,14 +80,13 @@ class ChatWriter:
     def delta(self, choice: int, delta: Delta) -> bytes:
         """The next part of a choice."""
         logprobs = ChatLogprobs([chosen_of(each) for each in delta.logprobs]) if delta.logprobs else None
-        parts: list[ChunkDelta] = []
-        if delta.reasoning:
-            parts.append(ChunkDelta(reasoning_content=delta.reasoning))
         calls = [made for part in delta.calls for made in self._call_deltas(choice, part)]
-        if delta.text or not (parts or calls):  # log-probabilities alone need a chunk too
-            parts.append(ChunkDelta(content=delta.text))
-        parts += calls
-        chunks = [ChunkChoice(choice, part, logprobs if number == 0 else None) for number, part in enumerate(parts)]
+        chunks: list[ChunkChoice] = []
+        if delta.reasoning:
+            chunks.append(ChunkChoice(choice, ChunkDelta(reasoning_content=delta.reasoning)))
+        if delta.text or logprobs is not None or not (chunks or calls):
+            chunks.append(ChunkChoice(choice, ChunkDelta(content=delta.text), logprobs))
+        chunks += [ChunkChoice(choice, call) for call in calls]
         return b"".join(map(self._chunk, chunks))
 
     def finish(self, choice: int, done: Done) -> bytes:

@@ -508,9 +508,7 @@ def test_a_stream_without_a_word_has_an_empty_text(deltas: list[Delta]) -> None:
 def test_streamed_log_probabilities_come_with_their_text() -> None:
     deltas = [
         Delta("a", logprobs=(Chosen(b"a", -0.5, id=3),)),
-        Delta("", logprobs=(Chosen(b"\xf0\x9f", -0.25, id=4),)),
-        Delta("🦀", logprobs=(Chosen(b"\xa6\x80", -1.0, id=5),)),
-        Delta("", logprobs=(Chosen(b"###", -2.0, id=6),)),
+        Delta("🦀", logprobs=(Chosen(b"\xf0\x9f", -0.25, id=4), Chosen(b"\xa6\x80", -1.0, id=5))),
     ]
     events = events_of(deltas, Done(USAGE, stop="###"), logprobs=True)
 
@@ -518,7 +516,6 @@ def test_streamed_log_probabilities_come_with_their_text() -> None:
     assert found == [
         ("a", {"text": "a", "token_ids": [3], "logprobs": [-0.5]}),
         ("🦀", {"text": "🦀", "token_ids": [4, 5], "logprobs": [-0.25, -1.0]}),
-        ("", {"text": "###", "token_ids": [6], "logprobs": [-2.0]}),
     ]
     assert events[-1] == ended("STOP_SEQUENCE")
 

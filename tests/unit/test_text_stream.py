@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from appliance.workers.writing.text_stream import TextStream, overlap
+from appliance.workers.writing.text_stream import Stops, TextStream, overlap
 from appliance.workers.writing.token_bytes import TokenBytes
 
 LETTERS = pre_tokenizers.ByteLevel.alphabet()
@@ -64,14 +64,14 @@ def test_any_text_comes_back_however_its_tokens_come(text: str, places: list[int
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4))
 def test_a_text_ends_before_its_first_stop_string(text: str, stops: list[str]) -> None:
-    stream = TextStream(TOKENS, stops=stops)
+    reader = Stops(stops)
 
-    found = "".join(stream.push([token]) for token in ids_of(text)) + stream.flush()
+    found = "".join(map(reader.feed, text)) + reader.flush()
 
-    # The first that is complete as the tokens come ends the text, the longest of those.
+    # The first that is complete as the text comes ends it, the longest of those.
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     end, _, stop = min(ends, default=(len(text), 0, ""))
-    assert (found, stream.stop) == (text[: end - len(stop)], stop)
+    assert (found, reader.found) == (text[: end - len(stop)], stop)
 
 
 @given(
@@ -79,24 +79,25 @@ def test_a_text_ends_before_its_first_stop_string(text: str, stops: list[str]) -
     st.lists(st.text("abé", min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(0, 30), max_size=5),
 )
-def test_how_the_tokens_come_changes_nothing(text: str, stops: list[str], places: list[int]) -> None:
-    ids = ids_of(text)
-    one, other = TextStream(TOKENS, stops=stops), TextStream(TOKENS, stops=stops)
+def test_how_the_text_comes_changes_nothing(text: str, stops: list[str], places: list[int]) -> None:
+    cuts = sorted(min(place, len(text)) for place in places)
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    one, other = Stops(stops), Stops(stops)
 
-    by_token = written(ids, one, range(1, len(ids)))
-    in_pieces = written(ids, other, sorted(min(place, len(ids)) for place in places))
+    by_character = "".join(map(one.feed, text)) + one.flush()
+    in_pieces = "".join(map(other.feed, pieces)) + other.flush()
 
-    assert (by_token, one.stop) == (in_pieces, other.stop)
+    assert (by_character, one.found) == (in_pieces, other.found)
 
 
 def test_nothing_that_may_become_a_stop_string_is_sent() -> None:
-    stream = TextStream(TOKENS, stops=["\nUser:"])
+    stops = Stops(["\nUser:"])
 
-    sent = [stream.push([token]) for token in ids_of("Hi\nUse me\nUser: more")]
+    sent = [stops.feed(character) for character in "Hi\nUse me\nUser: more"]
 
     assert "".join(sent) == "Hi\nUse me"
-    assert stream.stop == "\nUser:"
-    assert (stream.push(ids_of("x")), stream.flush()) == ("", "")
+    assert stops.found == "\nUser:"
+    assert (stops.feed("x"), stops.flush()) == ("", "")
 
 
 def test_a_character_is_sent_whole() -> None:

@@ -216,12 +216,70 @@ def test_log_probabilities_tell_bytes_and_leave_the_end_out(writer: Writer) -> N
     first = reader.push(ids_of("é")[:1], [-1.0], [[END]], [[-0.5]])
     last = reader.push([*ids_of("é")[1:], END], [-2.0, -0.1], [[END], [END]], [[-0.5], [-0.5]])
 
-    assert first is not None
+    assert first is None
     assert last is not None
-    assert (first.text, last.text) == ("", "é")
-    assert b"".join(one.data for delta in (first, last) for one in delta.logprobs) == "é".encode()
-    assert first.logprobs[0].top[0].data == b"<|end|>"
-    assert [one.logprob for one in last.logprobs] == [-2.0]
+    assert last.text == "é"
+    assert b"".join(one.data for one in last.logprobs) == "é".encode()
+    assert last.logprobs[0].top[0].data == b"<|end|>"
+    assert [one.logprob for one in last.logprobs] == [-1.0, -2.0]
+
+
+def told(prepared: Prepared, text: str) -> tuple[str, str, str]:
+    """What is said, what the tokens spell that come with log-probabilities, and where it stopped."""
+    reader = prepared.text()
+    deltas = [reader.push([token], [-1.0]) for token in ids_of(text)]
+    ended = reader.finish("stop")
+    said = [delta for delta in [*deltas, ended.delta] if delta is not None]
+    tokens = b"".join(one.data for delta in said for one in delta.logprobs)
+    return "".join(delta.text for delta in said), tokens.decode(), ended.stop
+
+
+CALL = '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "written", "said"),
+    [
+        (MAY_THINK, "<think>\nhm</think>\n\nyes", "yes"),
+        (MAY_THINK, "<thin is no thought", "<thin is no thought"),
+        (MAY_THINK, "yes", "yes"),
+        (THINKS, "hm</think>yes", "yes"),
+        (CHAT, f"I look. {CALL}", "I look. "),
+        (CHAT, "a <tool> is not called", "a <tool> is not called"),
+        (CHAT, '<tool_call>\n{"name": "nobody", "arguments": {}}', '<tool_call>\n{"name": "nobody", "arguments": {}}'),
+        (CHAT, CALL, ""),
+        (CHAT, "ends with <tool", "ends with <tool"),
+    ],
+)
+def test_log_probabilities_are_of_what_is_said(tmp_path: Path, template: str, written: str, said: str) -> None:
+    """And not of thoughts or calls, which the text that they come with does not have."""
+    prepared = writer_of(tmp_path, template).prepare(chat(tools=TOOLS, top_logprobs=0))
+
+    assert told(prepared, written) == (said, said, "")
+
+
+def test_no_token_of_a_stop_string_is_told(writer: Writer) -> None:
+    prepared = writer.prepare(chat(top_logprobs=0, stop=("END",)))
+
+    assert told(prepared, "Be it END of it") == ("Be it ", "Be it ", "END")
+    assert told(prepared, "it was the EN") == ("it was the EN", "it was the EN", "")
+
+
+def test_a_stop_string_is_one_of_the_text_and_not_of_thoughts_or_calls(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, MAY_THINK)
+    stops = ("\n", "Rome")
+
+    whole, ended = read(writer.prepare(chat(stop=stops)), "<think>\nRome\nor not\n</think>\n\nNo.\nRome")
+    assert (whole.reasoning, whole.text, ended.stop) == ("Rome\nor not", "No.", "\n")
+    whole, ended = read(writer.prepare(chat(tools=TOOLS, stop=stops)), CALL)
+    assert "".join(part.arguments for part in whole.calls) == '{"city": "Rome"}'
+    assert (ended.finish, ended.stop) == ("tool_calls", "")
+
+
+def test_what_may_become_a_stop_string_is_told_before_a_call(writer: Writer) -> None:
+    whole, ended = read(writer.prepare(chat(tools=TOOLS, stop=("I will",))), f"I w{CALL}")
+
+    assert (whole.text, len(whole.calls) > 0, ended.finish) == ("I w", True, "tool_calls")
 
 
 def decided(writer: Writer, *questions: Question) -> list[tuple[str, Sequence[int]]]:

@@ -64,6 +64,11 @@ class ReasoningParser:
         """Whether what comes is reasoning."""
         return self._stage in ("opened", "thought")
 
+    @property
+    def may_answer(self) -> bool:
+        """Whether what came last is of the answer, or may turn out to be."""
+        return self._stage in ("start", "answer")
+
     def _open(self) -> None:
         beginning = self._rest.lstrip()
         if beginning.startswith(THINK_OPENS):
@@ -115,11 +120,15 @@ class CallParser:
         Nothing where whole calls came before it: a text of halves would only mislead who reads the calls.
         """
         rest, self._rest = self._rest, ""
-        is_text = self._state in (self._in_text, self._at_start, self._in_head)
         rest = self._begun + rest if self._state == self._in_head else rest
         if self._state == self._in_head and self.calls:
             return []
-        return [Said(text=rest)] if is_text and rest else []
+        return [Said(text=rest)] if self.may_be_text and rest else []
+
+    @property
+    def may_be_text(self) -> bool:
+        """Whether what came last is text, or may turn out to be."""
+        return self._state in (self._in_text, self._at_start, self._in_head)
 
     # Each state consumes some of `_rest` and returns whether another step may get further.
 

@@ -1,4 +1,4 @@
-"""Tokens to text that is safe to send: it never ends within a character, nor with what may become a stop string."""
+"""Tokens to text that never ends within a character, and text to what may be sent of it, given where it is to stop."""
 
 import codecs
 from collections.abc import Collection, Sequence
@@ -7,41 +7,25 @@ from appliance.workers.writing.token_bytes import TokenBytes
 
 
 class TextStream:
-    """One text. `stop` is the stop string that was met, before which the text ended; "" until then."""
+    """The characters of one text."""
 
-    def __init__(
-        self,
-        tokens: TokenBytes,
-        *,
-        stops: Sequence[str] = (),
-        shown: Collection[int] = (),
-        goes_on: bool = False,
-    ) -> None:
+    def __init__(self, tokens: TokenBytes, *, shown: Collection[int] = (), goes_on: bool = False) -> None:
         """Special tokens are left out, but for those of `shown`, which a parser wants to see.
 
         `goes_on`: the text goes on from its prompt's, so that a space it begins with is its own.
         """
         self._tokens = tokens
         self._shown = shown
-        self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
         self._is_first = tokens.drops_first_space and not goes_on
-        self.stop = ""
 
     def push(self, ids: Sequence[int]) -> str:
-        """What may be sent now that these tokens have come. Nothing comes after a stop string."""
-        if self.stop:
-            return ""
-        return self._released(self._held + "".join(self._decoder.decode(self._bytes(token)) for token in ids))
+        """The characters that are whole now that these tokens have come."""
+        return "".join(self._decoder.decode(self._bytes(token)) for token in ids)
 
     def flush(self) -> str:
         """The rest: no token comes any more."""
-        if self.stop:
-            return ""
-        text = self._released(self._held + self._decoder.decode(b"", final=True))
-        rest, self._held = self._held, ""
-        return text + rest
+        return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token: int) -> bytes:
         if self._tokens.is_special(token) and token not in self._shown:
@@ -52,19 +36,34 @@ class TextStream:
             data = data.removeprefix(b" ")
         return data
 
-    def _released(self, text: str) -> str:
-        if not self._stops:
-            self._held = ""
-            return text
-        # The first that is complete: which one it is does not depend on how the tokens come.
-        found = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
-            _, place, self.stop = min(found)
+
+class Stops:
+    """A text up to the first of some strings. `found` is the one that was met; "" until then."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""  # what may become the beginning of one
+        self.found = ""
+
+    def feed(self, text: str) -> str:
+        """What may be sent. Nothing comes after a stop string."""
+        if self.found or not self._stops:
+            return "" if self.found else text
+        text = self._held + text
+        # The first that is complete: which one it is does not depend on how the text comes.
+        met = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if met:
+            _, place, self.found = min(met)
             self._held = ""
             return text[:place]
         keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held: no text comes any more, or none that could go on with it."""
+        held, self._held = self._held, ""
+        return held
 
 
 def overlap(text: str, mark: str) -> int:

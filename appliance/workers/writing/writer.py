@@ -1,6 +1,6 @@
 """What a task asks of a model that writes, and what of its tokens the client reads. The entrance to this package."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +33,7 @@ from appliance.workers.writing.chat_template import ChatTemplate
 from appliance.workers.writing.grammars import GrammarCache, Thought, Tool, grammar_of, marks_of
 from appliance.workers.writing.messages import Message, normalized, spelled_out
 from appliance.workers.writing.prompt_ids import PromptIds
-from appliance.workers.writing.text_stream import TextStream
+from appliance.workers.writing.text_stream import Stops, TextStream
 from appliance.workers.writing.token_bytes import TokenBytes
 from appliance.workers.writing.tool_styles import Style, style_of
 
@@ -234,7 +234,11 @@ class Writer:
 
 
 class TextWriter:
-    """Reads the tokens of one text."""
+    """Reads the tokens of one text.
+
+    Stop strings are looked for in what is said, and not in thoughts or calls: half a call is of no use to anybody.
+    Log-probabilities are of the tokens that the said is made of, and come with it.
+    """
 
     def __init__(self, prepared: Prepared) -> None:
         writer = prepared.writer
@@ -242,19 +246,21 @@ class TextWriter:
         self._has_logprobs = prepared.has_logprobs
         self._stream = TextStream(
             writer.tokens,
-            stops=prepared.stops,
             shown=writer.shown if prepared.functions else (),
             goes_on=not prepared.is_chat,
         )
         has_reasoning = prepared.is_chat and writer.thinks
         self._reasoning = ReasoningParser(is_open=prepared.is_thinking) if has_reasoning else None
         self._calls = CallParser(writer.style, prepared.functions) if prepared.functions else None
+        self._stops = Stops(prepared.stops)
+        self._has_called = False
         self._reasoning_tokens = 0
+        self._chosen: list[Chosen] = []  # tokens of which nothing is said yet
 
     @property
     def is_stopped(self) -> bool:
         """Whether a stop string was met."""
-        return bool(self._stream.stop)
+        return bool(self._stops.found)
 
     def push(
         self,
@@ -264,27 +270,40 @@ class TextWriter:
         top_logprobs: Sequence[Sequence[float]] = (),
     ) -> Delta | None:
         """What these tokens add for the client; None for nothing."""
-        shown = [token for token in ids if token not in self._writer.end_ids]
-        text = self._stream.push(shown)
-        chosen = self._chosen(ids, logprobs, top_ids, top_logprobs) if self._has_logprobs else ()
-        delta = self._delta(self._parse(text), chosen)
+        if self.is_stopped:
+            return None
+        said: list[Said] = []
+        chosen: list[Chosen] = []
+        if not self._has_logprobs:
+            said = self._read([token for token in ids if token not in self._writer.end_ids])
+        else:
+            for one in self._tokens(ids, logprobs, top_ids, top_logprobs):
+                more = self._read([one.id])
+                chosen += self._told(one, more)
+                said += more
         if self._reasoning is not None and self._reasoning.is_thinking:
             self._reasoning_tokens += len(ids)
-        return delta
+        return _delta(said, chosen)
 
     def finish(self, reason: Finish) -> Ended:
         """No token comes any more: it ended by itself ("stop"), or at its limit ("length")."""
-        said = self._parse(self._stream.flush())
-        if self._reasoning is not None:
-            reasoning, text = self._reasoning.end()
-            said += [Said(reasoning=reasoning)] if reasoning else []
-            said += self._calls.feed(text) if self._calls is not None else [Said(text=text)]
-        has_calls = False
-        if self._calls is not None:
-            said += self._calls.end()
-            has_calls = self._calls.calls > 0
+        said: list[Said] = []
+        if not self.is_stopped:
+            said = self._parse(self._stream.flush())
+            if self._reasoning is not None:
+                reasoning, text = self._reasoning.end()
+                said += [Said(reasoning=reasoning)] if reasoning else []
+                said += self._calls.feed(text) if self._calls is not None else [Said(text=text)]
+            said += self._calls.end() if self._calls is not None else []
+            said = self._up_to_stop(said)
+            said.append(Said(text=self._stops.flush()))
+        has_calls = self._has_called and self._calls is not None and self._calls.calls > 0
         finish: Finish = "tool_calls" if has_calls and reason == "stop" else reason
-        return Ended(self._delta(said, ()), finish, self._stream.stop, self._reasoning_tokens)
+        chosen = self._chosen if any(piece.text for piece in said) else ()
+        return Ended(_delta(said, chosen), finish, self._stops.found, self._reasoning_tokens)
+
+    def _read(self, ids: Sequence[int]) -> list[Said]:
+        return self._up_to_stop(self._parse(self._stream.push(ids)))
 
     def _parse(self, text: str) -> list[Said]:
         reasoning = ""
@@ -295,23 +314,38 @@ class TextWriter:
             return said
         return said + (self._calls.feed(text) if self._calls is not None else [Said(text=text)])
 
-    def _delta(self, said: Sequence[Said], chosen: tuple[Chosen, ...]) -> Delta | None:
-        text = "".join(piece.text for piece in said)
-        reasoning = "".join(piece.reasoning for piece in said)
-        calls: tuple[CallPart, ...] = tuple(piece.call for piece in said if piece.call is not None)
-        if not (text or reasoning or calls or chosen):
-            return None
-        return Delta(text, reasoning, calls, chosen)
+    def _up_to_stop(self, said: Sequence[Said]) -> list[Said]:
+        found: list[Said] = []
+        for piece in said:
+            if self._stops.found:
+                break
+            if piece.call is not None:
+                self._has_called = True
+                found.append(Said(text=self._stops.flush()))
+            found.append(Said(text=self._stops.feed(piece.text)) if piece.text else piece)
+        return found
 
-    def _chosen(
+    def _told(self, one: Chosen, said: Sequence[Said]) -> list[Chosen]:
+        """The tokens that what is said now came of, this one the last; others wait, or belong to no text."""
+        self._chosen.append(one)
+        is_told = any(piece.text for piece in said)
+        may_be_text = (self._reasoning is None or self._reasoning.may_answer) and (
+            self._calls is None or self._calls.may_be_text
+        )
+        told = self._chosen if is_told else []
+        if is_told or not may_be_text:
+            self._chosen = []
+        return told
+
+    def _tokens(
         self,
         ids: Sequence[int],
         logprobs: Sequence[float],
         top_ids: Sequence[Sequence[int]],
         top_logprobs: Sequence[Sequence[float]],
-    ) -> tuple[Chosen, ...]:
+    ) -> Iterator[Chosen]:
         data = self._writer.tokens.of
-        return tuple(
+        return (
             Chosen(
                 data(token),
                 logprobs[place],
@@ -326,6 +360,15 @@ class TextWriter:
             for place, token in enumerate(ids)
             if token not in self._writer.end_ids
         )
+
+
+def _delta(said: Sequence[Said], chosen: Sequence[Chosen]) -> Delta | None:
+    text = "".join(piece.text for piece in said)
+    reasoning = "".join(piece.reasoning for piece in said)
+    calls: tuple[CallPart, ...] = tuple(piece.call for piece in said if piece.call is not None)
+    if not (text or reasoning or calls or chosen):
+        return None
+    return Delta(text, reasoning, calls, tuple(chosen))
 
 
 def _decoded(messages: bytes) -> list[Message]:
