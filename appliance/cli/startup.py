@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 import click
 import uvloop
@@ -25,6 +26,10 @@ EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: starting again will not help
 
 config_option = click.option(
     "--config", "config_file", type=click.Path(path_type=Path), help="The configuration file to read."
+)
+Role = Literal["up", "gateway", "worker"]
+role_option = click.option(
+    "--role", type=click.Choice(get_args(Role)), default="up", help="What is to run here; `up` is everything."
 )
 
 

@@ -20,6 +20,7 @@ import click
 
 from appliance.catalog import Catalog
 from appliance.cli.children import Child, Part, environment
+from appliance.cli.plan import check_start
 from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals
 from appliance.errors import StartupError
 from appliance.gateway.address import address_of
@@ -44,6 +45,7 @@ def up_command(config_file: Path | None) -> None:
     """Run everything on this machine and supervise it."""
     with startup_errors():
         settings = prepare(config_file, part="appliance")
+        check_start(settings, role="up", environ=os.environ)  # what it warns of, the worker logs
         with _own(Path(settings.state_dir)) as run_dir:
             # The standard loop: uvloop has no hook between fork and exec, which ties a child's life to ours.
             asyncio.run(Appliance(settings, config_file=config_file, run_dir=run_dir).run())

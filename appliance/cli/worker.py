@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 from prometheus_client import start_http_server
 
+from appliance.cli.plan import PlannedModel, encoder_engines, plan_models
 from appliance.cli.startup import config_option, prepare, require_nats, run, startup_errors, stop_signals
 from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
-from appliance.presets import GenerationTuning, Preset, load_preset, presets_dirs
 from appliance.queue.jetstream import JetStreamNodeQueue
-from appliance.settings import ModelSettings, Settings
+from appliance.settings import Settings
 from appliance.workers.device import Place
 from appliance.workers.engine_process import (
     SOCKET_NAME_BYTES_MAX,
@@ -37,8 +36,6 @@ from appliance.workers.writing.engine import TextEngineProcess
 from appliance.workers.writing.node import WritingNode, WritingPlace, WrittenModel
 from appliance.workers.writing.writer import Writer
 
-# What a GPU's memory holds beside other models, for a small model; the embedded generator keeps places for all of it.
-WITHOUT_SGLANG = GenerationTuning(runtime="embedded", sequences_max=8, sequence_tokens_max=4096)
 RAW_TOKENS_MAX = 16_384  # of a text that a spaCy model reads, where its facts say nothing: 65,536 characters
 
 _log = logging.getLogger(__name__)
@@ -52,10 +49,11 @@ def worker_command(config_file: Path | None) -> None:
         settings = prepare(config_file, part="worker")
         require_nats(settings)
         hardware = detect(settings.worker.device, environ=os.environ)
-        presets = [_preset(model, settings, hardware=hardware) for model in settings.models]
-        found = list(zip(presets, settings.models, strict=True))
-        models = [served_model(preset, model, settings) for preset, model in found if not writes(preset)]
-        written = [written_model(preset, model, settings) for preset, model in found if writes(preset)]
+        planned = plan_models(settings, hardware=hardware)
+        for warning in filter(None, (each.warning for each in planned)):
+            _log.warning("%s", warning)
+        models = [served_model(each, settings) for each in planned if each.generation is None]
+        written = [written_model(each, settings) for each in planned if each.generation is not None]
         with sockets_dir(Path(settings.state_dir, "run").absolute()) as folder:
             run(_serve(settings, models=models, written=written, hardware=hardware, sockets_dir=folder))
 
@@ -94,14 +92,11 @@ async def _serve(
 
 
 def _places(settings: Settings, models: Sequence[ServedModel], *, hardware: Hardware, sockets_dir: Path) -> list[Place]:
-    """An engine per GPU, or as many on the CPU as its cores allow at the threads that suit the models."""
+    """Of the engines that encode."""
     worker = settings.worker
-    cores = len(os.sched_getaffinity(0))
-    threads = min(cores, worker.engine_threads or max(model.preset.tuning.engine_threads for model in models) or cores)
-    if hardware.devices == ("cpu",):
-        places = [(f"cpu/{number}", "cpu") for number in range(worker.engines or max(1, cores // threads))]
-    else:
-        places = [(device, device) for device in hardware.devices]
+    places, threads = encoder_engines(
+        worker, [model.preset for model in models], hardware=hardware, cores=len(os.sched_getaffinity(0))
+    )
 
     def engine_of(name: str) -> EngineProcess:
         return EngineProcess(
@@ -119,7 +114,7 @@ def _writing_place(settings: Settings, model: WrittenModel, device: str, *, sock
     """One engine a model and device; on the CPU with as many threads as suit the model."""
     worker = settings.worker
     tuning = model.preset.tuning
-    assert tuning.generation is not None, "`written_model` has checked it"
+    assert tuning.generation is not None, "it writes: see `plan.py`"
     threads = min(len(os.sched_getaffinity(0)), worker.engine_threads or tuning.engine_threads or 256)
     name = f"{device}/{model.name}"
     if worker.engine == "fake":
@@ -152,46 +147,18 @@ def sockets_dir(wanted: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _preset(model: ModelSettings, settings: Settings, *, hardware: Hardware) -> Preset:
-    return load_preset(model, hardware=hardware.kind, presets_dirs=presets_dirs(settings.presets_dir))
-
-
-def writes(preset: Preset) -> bool:
-    """Whether the model writes texts. Raises StartupError for one that is to do other things beside it."""
-    tasks = preset.facts.tasks
-    if "generate" in tasks and tasks != ("generate",):
-        raise StartupError(
-            f'tasks of {preset.facts.name} are {list(tasks)}; a model that generates does nothing else: ["generate"]'
-        )
-    return "generate" in tasks
-
-
-def written_model(preset: Preset, model: ModelSettings, settings: Settings) -> WrittenModel:
+def written_model(planned: PlannedModel, settings: Settings) -> WrittenModel:
     """Find the files of a model that writes, and verify them. Blocks like `served_model`."""
-    generation = preset.tuning.generation
-    if generation is None:
-        raise StartupError(f"the tuning of {model.name} has no [generation]; add it, as presets/default has it")
-    if generation.runtime == "sglang" and Environment.of(settings.state_dir).state() != "ready":
-        if "generation" in model.tuning:
-            raise StartupError(
-                f"the tuning of {model.name} asks for SGLang, which is not installed; run `appliance engines install "
-                'sglang`, or set its runtime to "embedded"'
-            )
-        generation = WITHOUT_SGLANG
-        preset = msgspec.structs.replace(preset, tuning=msgspec.structs.replace(preset.tuning, generation=generation))
-        _log.warning(
-            "SGLang is not installed: %s is written by the embedded generator, %d texts at once; "
-            "`appliance engines install sglang` serves many more",
-            model.name,
-            generation.sequences_max,
-        )
-    folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
+    preset, generation = planned.preset, planned.generation
+    assert generation is not None, "it writes"
+    folder = verified_folder(preset.facts, planned.settings, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
     writer = Writer.load(folder, preset.facts, tokens_max=generation.sequence_tokens_max)
     return WrittenModel(preset, folder, writer)
 
 
-def served_model(preset: Preset, model: ModelSettings, settings: Settings) -> ServedModel:
+def served_model(planned: PlannedModel, settings: Settings) -> ServedModel:
     """Find the model's files, and verify them. Blocks; a hub model is downloaded on its first start."""
+    preset, model = planned.preset, planned.settings
     folder = verified_folder(preset.facts, model, cache_dir=Path(settings.state_dir, CACHE_FOLDER))
     if preset.facts.runtime == "spacy":
         texts = RawTexts(preset.facts.tokens_max or RAW_TOKENS_MAX)

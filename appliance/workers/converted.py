@@ -38,11 +38,16 @@ def converted(file: Path, *, sha256: str, cache_dir: Path) -> Path:
 
     Raises `StartupError`.
     """
-    folder = cache_dir.absolute() / FOLDER / sha256[:32]
+    folder = converted_folder(sha256, cache_dir=cache_dir)
     if not _is_whole(folder):
         _log.info("converting %s once, which takes a while", file.name)
         _convert(file, folder)
     return folder
+
+
+def converted_folder(sha256: str, *, cache_dir: Path) -> Path:
+    """Where the conversion of a file of this digest lies, or will."""
+    return cache_dir.absolute() / FOLDER / sha256[:32]
 
 
 def _is_whole(folder: Path) -> bool:

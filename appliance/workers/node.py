@@ -24,12 +24,13 @@ from appliance.workers.backlog import Backlog
 from appliance.workers.batcher import Batcher, Budget
 from appliance.workers.cost import UNKNOWN, CostModel, calibration_batches
 from appliance.workers.device import Device, Place, Served
+from appliance.workers.engine_task import engine_task
 from appliance.workers.exchange import Exchange
 from appliance.workers.open_job import Item, OpenJob
 from appliance.workers.parse_reading import ParseReader
 from appliance.workers.raw_texts import RawTexts
 from appliance.workers.read_job import JobReader, Reading
-from appliance.workers.reading import Reader, engine_task
+from appliance.workers.reading import Reader
 from appliance.workers.serving import Serving
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace

@@ -9,7 +9,7 @@ from typing import assert_never
 
 import msgspec
 
-from appliance.errors import InvalidRequest, StartupError
+from appliance.errors import InvalidRequest
 from appliance.jobs import (
     Classify,
     Decide,
@@ -35,9 +35,6 @@ from appliance.workers.rerank_reading import rerank_reader
 from appliance.workers.tokenize import Tokenizer
 from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Loaded
-
-# From the tasks a preset names to the one thing its engine does.
-ENGINE_TASKS = {"embed": "embed", "rerank": "score", "classify": "score", "extract": "tag"}
 
 
 class Reader:
@@ -120,37 +117,3 @@ class Reader:
 def kind_of(task: Task) -> str:
     """The task's name, as presets list it."""
     return type(task).__name__.lower()
-
-
-def engine_task(facts: Facts) -> str:
-    """What an engine has to do for the model's tasks. Raises StartupError for tasks that do not go together."""
-    if facts.rerank_by and "embed" not in facts.tasks:
-        raise StartupError(
-            f'rerank_by of {facts.name} is "{facts.rerank_by}", which takes vectors; add "embed" to its tasks, or '
-            "leave rerank_by out for a cross-encoder"
-        )
-    if facts.runtime == "spacy":
-        if facts.tasks != ("extract",):
-            raise StartupError(f'tasks of {facts.name} are {list(facts.tasks)}; a spaCy model serves ["extract"]')
-        return "parse"
-    if "embed" in facts.tasks and "sparse" in facts.outputs:
-        if facts.tasks != ("embed",) or facts.outputs != ("sparse",):
-            raise StartupError(
-                f'{facts.name} gives sparse vectors, which one engine gives alone; set its tasks to ["embed"] and its '
-                'outputs to ["sparse"]'
-            )
-        return "sparse"
-    unknown = [task for task in facts.tasks if task not in ENGINE_TASKS]
-    # Likeness is computed of what the engine embeds.
-    own = [task for task in facts.tasks if not (task == "rerank" and facts.rerank_by)]
-    wanted = {ENGINE_TASKS[task] for task in own if task in ENGINE_TASKS}
-    if {"embed", "rerank"} <= set(own):
-        raise StartupError(
-            f'{facts.name} is to embed and to rerank; set its rerank_by to "similarity" or "maxsim", or leave one out'
-        )
-    if unknown or len(wanted) != 1:
-        raise StartupError(
-            f"tasks of {facts.name} are {list(facts.tasks)}; take one or more of {list(ENGINE_TASKS)} that one engine "
-            "serves: rerank and classify go together, the others stand alone"
-        )
-    return wanted.pop()

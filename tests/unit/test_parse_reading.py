@@ -8,11 +8,10 @@ import pytest
 
 from appliance.errors import EngineFailed, InvalidRequest, StartupError, TooLong
 from appliance.jobs import Classify, Embed, Extract, Job, Span, Spans, Task, Tokenize
-from appliance.presets import Facts, TaskName
+from appliance.presets import Facts
 from appliance.workers.parse_reading import ParseReader
 from appliance.workers.raw_texts import CHARS_A_TOKEN, RawTexts
 from appliance.workers.read_job import Reading
-from appliance.workers.reading import engine_task
 from appliance.workers.spacy_files import check_spacy_folder
 from appliance.workers.wire import Loaded
 
@@ -84,13 +83,6 @@ def test_what_cannot_be_served_is_named(task: Task, kind: type[InvalidRequest], 
 def test_rows_that_are_no_spans_are_the_engines_fault() -> None:
     with pytest.raises(EngineFailed):
         read(Extract(("a",))).answer([memoryview(b"\0" * 8)], 2, 1024)
-
-
-@pytest.mark.parametrize("tasks", [("embed",), ("extract", "embed")])
-def test_a_spacy_model_only_extracts(tasks: tuple[TaskName, ...]) -> None:
-    with pytest.raises(StartupError):
-        engine_task(Facts("m", tasks=tasks, runtime="spacy"))
-    assert engine_task(Facts("m", tasks=("extract",), runtime="spacy")) == "parse"
 
 
 GOOD = """

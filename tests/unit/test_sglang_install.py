@@ -10,12 +10,20 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli import checks, engines
+from appliance.cli import checks
 from appliance.cli.engines import engines_group, kind_for
 from appliance.errors import StartupError
 from appliance.hardware import Gpu, GpuQuery
 from appliance.workers.engines.sglang import install
-from appliance.workers.engines.sglang.environment import KINDS, Environment, Installed, Kind, lock_file, lock_sha256
+from appliance.workers.engines.sglang.environment import (
+    KINDS,
+    Environment,
+    Installed,
+    Kind,
+    has_adapter_client,
+    lock_file,
+    lock_sha256,
+)
 
 STEP = install.Step("installing", ("pip",))
 
@@ -164,7 +172,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is removed" in removed.output
     assert "is not installed" in again.output
     assert (unknown.exit_code, "sglang" in unknown.output) == (2, True)
-    assert engines.has_adapter_client()
+    assert has_adapter_client()
 
 
 @pytest.mark.parametrize(

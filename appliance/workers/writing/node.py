@@ -182,7 +182,7 @@ class WritingNode(Serving[Reading]):
     async def _load(self, engine: TextEngineProcess) -> Loaded:
         preset = self._model.preset
         tuning = preset.tuning.generation
-        assert tuning is not None, "a model that generates has it: see the composition root"
+        assert tuning is not None, "a model that writes has it: see the composition root"
         order = Load(
             model=self._model.name,
             folder=str(self._model.folder),
@@ -203,7 +203,16 @@ class WritingNode(Serving[Reading]):
                 f"model {order.model} cannot be loaded on {self._place.name}: {error.message}"
             ) from error
         telemetry.RESIDENT_BYTES.labels(order.model, self._place.name).set(card.weights_bytes)
-        _log.info("%s is resident on %s after %.1f s, %s", order.model, self._place.name, card.load_s, card.dtype)
+        _log.info(
+            "%s is resident on %s after %.1f s, %s, %s: %d texts at once, each of up to %d tokens with its prompt",
+            order.model,
+            self._place.name,
+            card.load_s,
+            card.dtype,
+            tuning.runtime,
+            card.sequences_max,
+            min(order.tokens_max, card.tokens_max),
+        )
         return card
 
     def _begin_more(self) -> None:

@@ -15,7 +15,6 @@ from appliance.workers.engines.packed.decoders import DECODERS
 from appliance.workers.engines.packed.linear import Linear
 from appliance.workers.engines.packed.pack import shared_size
 from appliance.workers.engines.packed.stack import Stack
-from appliance.workers.engines.packed.unsupported import Unsupported
 from appliance.workers.engines.packed.weights import Weights
 
 # Sizes of small passes: each is one of oneDNN's kernels, see `shared_size`.
@@ -41,10 +40,8 @@ class CausalModel:
 
         Raises `Unsupported` for an architecture that it does not know, ValueError for files that are not complete.
         """
-        kind = config.read_model_type(folder)
-        if kind not in DECODERS:
-            raise Unsupported(f"model_type {kind!r}: the embedded generator knows {', '.join(DECODERS)}")
-        settings = config.read(folder, config.Decoder)
+        kind = config.check_causal(folder)
+        settings = config.read_decoder(folder)
         with torch.inference_mode():
             weights = Weights(folder, dtype=dtype, device=device, prefix="model")
             stack = DECODERS[kind](folder, weights)

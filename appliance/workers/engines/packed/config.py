@@ -5,13 +5,15 @@ knows and the packed stack does not is `Unsupported`.
 """
 
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from appliance.workers.engines.packed.unsupported import Unsupported
 
 _T = TypeVar("_T")
+
+CAUSAL: Final = ("llama", "mistral", "qwen2", "qwen3")  # the families of decoders.py
 
 
 class Bert(msgspec.Struct, frozen=True):
@@ -138,6 +140,32 @@ def read_model_type(folder: Path) -> str:
         if is_other:
             raise Unsupported(f"config.json sets {what}")
     return config.model_type
+
+
+def check_causal(folder: Path) -> str:
+    """The family of a causal model. Raises `Unsupported` for one that decoders.py does not build."""
+    kind = read_model_type(folder)
+    if kind not in CAUSAL:
+        raise Unsupported(f"its model_type is {kind!r}, and known are {', '.join(CAUSAL)}")
+    read_decoder(folder)
+    return kind
+
+
+def read_decoder(folder: Path) -> Decoder:
+    """config.json of a causal model. Raises `Unsupported` for one that differs from its family."""
+    settings = _decode(folder, Decoder)
+    if settings.use_sliding_window or set(settings.layer_types or ()) - {"full_attention"}:
+        raise Unsupported("sliding windows in a causal model")
+    if settings.mlp_bias:
+        raise Unsupported("biases in a gated MLP")
+    rope_of(settings)
+    return settings
+
+
+def cached_numbers(settings: Decoder) -> int:
+    """How many a sequence's keys and values are, each token."""
+    head_dim = settings.head_dim or settings.hidden_size // settings.num_attention_heads
+    return 2 * settings.num_hidden_layers * (settings.num_key_value_heads or settings.num_attention_heads) * head_dim
 
 
 def read(folder: Path, kind: type[_T]) -> _T:

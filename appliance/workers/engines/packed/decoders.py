@@ -18,15 +18,12 @@ from appliance.workers.engines.packed.masks import CPU_KEYS_MULTIPLE, CausalMask
 from appliance.workers.engines.packed.parts import gated, joined, linear
 from appliance.workers.engines.packed.rotary import Rotary
 from appliance.workers.engines.packed.stack import Embedding, PreNormLayer, RmsNorm, SelfAttention, Stack, View
-from appliance.workers.engines.packed.unsupported import Unsupported
 from appliance.workers.engines.packed.weights import Weights
 
 
 def decoder(folder: Path, weights: Weights, *, has_qkv_bias: bool = False, has_qk_norm: bool = False) -> Stack:
     """Raises `Unsupported` for a model that differs from its family."""
-    settings = config.read(folder, config.Decoder)
-    if settings.use_sliding_window or set(settings.layer_types or ()) - {"full_attention"}:
-        raise Unsupported("sliding windows in a causal model")
+    settings = config.read_decoder(folder)
     width, inner, heads = settings.hidden_size, settings.intermediate_size, settings.num_attention_heads
     head_dim = settings.head_dim or width // heads
     key_heads = settings.num_key_value_heads or heads
@@ -51,8 +48,6 @@ def decoder(folder: Path, weights: Weights, *, has_qkv_bias: bool = False, has_q
             norm(f"{name}.self_attn.q_norm", head_dim) if has_qk_norm else None,
             norm(f"{name}.self_attn.k_norm", head_dim) if has_qk_norm else None,
         )
-        if settings.mlp_bias:
-            raise Unsupported("biases in a gated MLP")
         mlp = gated(weights, f"{name}.mlp", width, inner, settings.hidden_act)
         before, after = norm(f"{name}.input_layernorm"), norm(f"{name}.post_attention_layernorm")
         layers.append(PreNormLayer(before, attention, after, mlp))

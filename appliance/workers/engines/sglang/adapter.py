@@ -148,7 +148,7 @@ class Adapter:
             raise ValueError("SGLang is not installed; run `appliance engines install sglang`")
         if is_old(installed.version):
             raise ValueError(old_words(installed.version))
-        check_device(order, installed.kind)
+        check_device(order.device, installed.kind)
         sizes = sizes_of(Path(order.folder))
         self._vocabulary = sizes.vocabulary
         server = Server(

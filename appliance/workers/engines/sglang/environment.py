@@ -5,6 +5,7 @@ installation that was cut short, and one with another lock's digest is of anothe
 """
 
 import hashlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -63,6 +64,11 @@ class Environment:
         if installed is None:
             return "partial" if self.folder.exists() else "absent"
         return "ready" if installed.lock_sha256 == lock_sha256(installed.kind) else "outdated"
+
+
+def has_adapter_client() -> bool:
+    """Whether this interpreter has what the adapter needs to speak to SGLang."""
+    return importlib.util.find_spec("aiohttp") is not None
 
 
 def lock_file(kind: Kind) -> Path:

@@ -31,13 +31,13 @@ _CPU_FLAGS: Final[Mapping[str, Flag]] = {
 _FLAGS: Final[Mapping[str, Flag]] = {"log-level": "warning", "decode-log-interval": 1000}
 
 
-def check_device(order: Load, kind: Kind) -> None:
+def check_device(device: str, kind: Kind) -> None:
     """Raises ValueError where the environment is not for the device."""
-    is_cpu = order.device == "cpu"
+    is_cpu = device == "cpu"
     if is_cpu != (kind == "cpu"):
         wanted = "cpu" if is_cpu else "cuda"
         raise ValueError(
-            f"SGLang is installed for {kind} and the device is {order.device}; run `appliance engines install sglang "
+            f"SGLang is installed for {kind} and the device is {device}; run `appliance engines install sglang "
             f"--kind {wanted}`"
         )
 
