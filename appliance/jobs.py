@@ -96,6 +96,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     has_parallel_calls: bool = True  # more than one call in an answer
     form: Literal["text", "json_object", "json_schema", "regex"] = "text"
     pattern: bytes = b""  # the JSON schema of "json_schema", the expression of "regex"
+    is_lenient: bool = False  # what of the schema cannot be enforced is not, instead of refused
     tokens_max: int | None = None  # of the answer; None: as many as the model's length leaves
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     sampling: Sampling = Sampling()

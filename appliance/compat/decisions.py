@@ -24,6 +24,7 @@ from appliance.compat.response_usage import ResponseUsage
 from appliance.errors import BadVector, InvalidRequest
 from appliance.jobs import Decide, Question, Usage
 
+NAMES = ((r"messages.*", "input"),)  # see `generation.Names`
 QUESTIONS_MAX = 400
 CHOICES_MIN, CHOICES_MAX = 2, 255
 LEVELS_MIN, LEVELS_MAX = 2, 10

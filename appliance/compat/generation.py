@@ -127,7 +127,8 @@ def in_names(error: ApplianceError, names: Names) -> ApplianceError:
     for pattern, name in names:
         if found := re.fullmatch(pattern, param):
             own = found.expand(name)
-            message = error.message.replace(f"'{param}'", f"'{own}'")
+            # The field, or what is in it.
+            message = re.sub(rf"'{re.escape(param)}(?=['.\[])", f"'{own}".replace("\\", r"\\"), error.message)
             return type(error)(message, param=own, retry_after_s=error.retry_after_s)
     return error
 

@@ -15,7 +15,7 @@ from appliance.compat.json_bounds import JsonObject, UnreadObject
 from appliance.compat.openai_chat_answer import ChatAnswer, ChatUsage, choice_of, new_id
 from appliance.compat.openai_chat_stream import ChatWriter
 from appliance.compat.responses_settings import check_schema, checked_name
-from appliance.compat.sampling import StopField, checked_bias, checked_stop, seed_of
+from appliance.compat.sampling import REPETITION_PENALTY_MIN, StopField, checked_bias, checked_stop, seed_of
 from appliance.errors import InvalidRequest, UnsupportedParameter
 from appliance.jobs import Generate, Sampling
 
@@ -76,7 +76,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=2)] | None = None
     # Change nothing here.
     metadata: UnreadObject | None = None
     prediction: UnreadObject | None = None
@@ -168,6 +168,7 @@ def decode(body: bytes) -> ChatCall:
         has_parallel_calls=fields.parallel_tool_calls is not False and not fields.functions,
         form=form,
         pattern=pattern,
+        is_lenient=form == "json_schema" and not _is_strict(fields.response_format),
         tokens_max=fields.max_completion_tokens or fields.max_tokens,
         stop=checked_stop(fields.stop),
         sampling=_sampling(fields),
@@ -233,6 +234,10 @@ def _form(wanted: ResponseFormat | None) -> tuple[Literal["text", "json_object",
             return "regex", wanted.pattern.encode()
         case other:
             return other, b""
+
+
+def _is_strict(wanted: ResponseFormat | None) -> bool:
+    return wanted is not None and wanted.json_schema is not None and bool(wanted.json_schema.strict)
 
 
 def _missing(field: str) -> InvalidRequest:

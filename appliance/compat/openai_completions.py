@@ -13,7 +13,7 @@ from appliance.compat.generation import Generated
 from appliance.compat.json_bounds import UnreadObject
 from appliance.compat.openai_chat import CHOICES_MAX, Penalty, StreamOptions, choices_of
 from appliance.compat.openai_chat_answer import ChatUsage, new_id
-from appliance.compat.sampling import StopField, checked_bias, checked_stop, seed_of
+from appliance.compat.sampling import REPETITION_PENALTY_MIN, StopField, checked_bias, checked_stop, seed_of
 from appliance.errors import ApplianceError, InvalidRequest, UnsupportedParameter
 from appliance.jobs import Chosen, Delta, Done, Generate, Sampling, Usage
 
@@ -45,7 +45,7 @@ class CompletionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=REPETITION_PENALTY_MIN, le=2)] | None = None
     user: str | None = None
     metadata: UnreadObject | None = None
 
@@ -111,7 +111,7 @@ class CompletionCall(msgspec.Struct, frozen=True):
             CompletionChoice(
                 prefix + choice.text,
                 index,
-                _Places(len(prefix)).logprobs(choice.logprobs) if self.body.logprobs is not None else None,
+                _Places().logprobs(choice.logprobs) if self.body.logprobs is not None else None,
                 _finish(choice.finish),
             )
             for index, (choice, prefix) in enumerate(zip(choices, self.prefixes, strict=True))
@@ -148,6 +148,10 @@ def decode(body: bytes) -> CompletionCall:
         raise UnsupportedParameter("'suffix' is not served; leave it out", param="suffix")
     if fields.best_of not in (None, 1, count):
         raise UnsupportedParameter("'best_of' can only be 1, or 'n'; leave it out", param="best_of")
+    if fields.echo and fields.logprobs is not None:
+        raise UnsupportedParameter(
+            "'echo' does not go with 'logprobs': a prompt's log-probabilities are not served", param="echo"
+        )
     prompts = _prompts(fields)
     if len(prompts) * count > CHOICES_IN_ALL_MAX:
         raise InvalidRequest(
@@ -207,8 +211,8 @@ def _finish(finish: str) -> Literal["stop", "length"]:
 class _Places:
     """Says where in a text its tokens begin, in characters."""
 
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
+    def __init__(self) -> None:
+        self._offset = 0
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def logprobs(self, chosen: Sequence[Chosen]) -> CompletionLogprobs:
@@ -249,7 +253,7 @@ class CompletionWriter:
         self._created_s = created_s
         self._has_usage = options is not None and bool(options.include_usage)
         self._usages: dict[int, Usage] = {}
-        self._places = [_Places(len(prefix)) for prefix in call.prefixes]
+        self._places = [_Places() for _ in call.prefixes]
 
     def start(self) -> bytes:
         """What is echoed."""

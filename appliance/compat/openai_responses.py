@@ -248,6 +248,7 @@ def _task(body: ResponsesBody, tools: Sequence[FunctionTool], text: TextSettings
         has_parallel_calls=body.parallel_tool_calls is not False,
         form="text" if asked is None else asked.type,
         pattern=_encoder.encode(text.format.schema) if isinstance(text.format, SchemaFormat) else b"",
+        is_lenient=isinstance(text.format, SchemaFormat) and not text.format.strict,
         tokens_max=body.max_output_tokens,
         sampling=Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,

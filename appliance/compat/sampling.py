@@ -9,6 +9,7 @@ STOPS_MAX: Final = 4
 STOP_CHARS_MAX: Final = 1000
 BIASES_MAX: Final = 1024
 BIAS_MAX: Final = 100.0
+REPETITION_PENALTY_MIN: Final = 0.01  # less takes logits out of what 32 bits hold
 
 StopField = str | list[str] | None
 

@@ -1,6 +1,8 @@
 """`POST /v1/decisions`: questions become a few jobs, their probabilities one answer."""
 
 from appliance.compat import decisions
+from appliance.compat.generation import in_names
+from appliance.errors import ApplianceError
 from appliance.gateway.calls import Calls, notes
 from appliance.gateway.generation import as_json
 from appliance.gateway.http import Answer, Request, written
@@ -24,7 +26,10 @@ class Decisions:
             Decide(call.messages, call.questions[start : start + QUESTIONS_A_JOB_MAX])
             for start in range(0, len(call.questions), QUESTIONS_A_JOB_MAX)
         ]
-        results = await self._calls.run_each(request, route.model, tasks)
+        try:
+            results = await self._calls.run_each(request, route.model, tasks)
+        except ApplianceError as error:
+            raise in_names(error, decisions.NAMES) from error
         weights = [
             row for result in results for part in result.parts if isinstance(part, Weights) for row in part.questions
         ]

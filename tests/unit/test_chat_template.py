@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from appliance.errors import InvalidRequest
 from appliance.workers.writing.chat_template import ChatTemplate
-from appliance.workers.writing.messages import Message, normalized, spelled_out
+from appliance.workers.writing.messages import Message, by_turns, normalized, spelled_out
 from tests.unit.test_text_stream import byte_level
 
 PLAIN = """{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}
@@ -218,6 +218,34 @@ def test_functions_are_told_by_the_user_where_there_is_no_system() -> None:
     assert first["content"].endswith("\n\n Hi & <bye> ")
     assert [message["role"] for message in rest] == ["assistant", "user"]
     assert spelled_out([], TOOLS, has_system=False)[0]["role"] == "user"
+
+
+def test_the_narrowest_templates_have_a_user_and_an_assistant_by_turns() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = normalized(
+        [
+            {"role": "system", "content": "Be kind."},
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "system", "content": "It is late."},
+            {"role": "user", "content": "there"},
+            {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+            {"role": "tool", "tool_call_id": "c", "content": "2"},
+        ]
+    )
+
+    system, user, assistant, *results = by_turns(messages, has_system=True)
+    assert system == {"role": "system", "content": "Be kind.\n\nBe brief."}
+    assert user == {"role": "user", "content": "Hi\n\nIt is late.\n\nthere"}
+    assert assistant["content"] == "I look."
+    assert len(assistant["tool_calls"]) == 2
+    assert results == messages[-2:]
+    assert by_turns(messages, has_system=False)[0] == {
+        "role": "user",
+        "content": "Be kind.\n\nBe brief.\n\nHi\n\nIt is late.\n\nthere",
+    }
 
 
 def test_results_of_several_calls_are_one_message() -> None:

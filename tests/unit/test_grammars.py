@@ -288,6 +288,41 @@ def test_a_function_that_is_not_strict_may_say_what_is_not_enforced() -> None:
         grammar(Generate(), [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}])
 
 
+def test_a_schema_that_is_not_strict_may_say_what_is_not_enforced() -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+    assert accepts(grammar(Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=True)), '["a"]')
+    with pytest.raises(InvalidRequest):
+        grammar(schema_task(schema))
+
+
+def test_an_expression_that_cannot_be_followed_is_left_out_where_that_may_be() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"pattern": {"type": "string", "pattern": "(?=a)b"}, "const": {"const": {"pattern": "x"}}},
+        "required": ["pattern", "const"],
+    }
+    found = grammar(Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=True))
+
+    assert accepts(found, '{"pattern": "any", "const": {"pattern": "x"}}')
+    with pytest.raises(InvalidRequest, match="look-around") as caught:
+        grammar(schema_task(schema))
+    assert caught.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize("is_lenient", [True, False])
+def test_that_names_are_texts_says_nothing(is_lenient: bool) -> None:
+    schema = {
+        "type": "object",
+        "propertyNames": {"type": "string"},
+        "additionalProperties": {"type": "integer", "maximum": 9},
+    }
+    found = grammar(Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=is_lenient))
+
+    assert accepts(found, '{"a": 1, "b": 2}')
+    assert not accepts(found, '{"a": "x"}')
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):

@@ -140,6 +140,8 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"seed": 2**64}, "seed"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"echo": 1}, "echo"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ],
@@ -304,10 +306,10 @@ def test_log_probabilities_tell_where_tokens_begin() -> None:
     }
 
 
-def test_an_echo_comes_first_and_is_counted_where_tokens_begin() -> None:
-    (choice,) = json.loads(written(WEIGHED, echo=True, prompt="é: ", logprobs=2))["choices"]
-    assert choice["text"] == "é: a€b"
-    assert choice["logprobs"]["text_offset"] == [3, 4, 4, 5]
+def test_tokens_are_told_with_where_they_begin() -> None:
+    (choice,) = json.loads(written(WEIGHED, prompt="é: ", logprobs=2))["choices"]
+    assert choice["text"] == "a€b"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2]
 
 
 def test_each_prompt_counts_once() -> None:
@@ -390,8 +392,8 @@ def test_a_failure_in_mid_stream_is_raised_by_the_client() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(st.text(max_size=8), st.lists(st.integers(1, 5), max_size=10), st.booleans())
-def test_a_stream_tells_the_places_that_the_whole_answer_tells(text: str, cuts: list[int], echo: bool) -> None:
+@given(st.text(max_size=8), st.lists(st.integers(1, 5), max_size=10))
+def test_a_stream_tells_the_places_that_the_whole_answer_tells(text: str, cuts: list[int]) -> None:
     """However the bytes of a text are cut into tokens; and a token's place is where its first character begins."""
     data, tokens = text.encode(), list[Chosen]()
     for cut in [*cuts, len(data)]:
@@ -399,15 +401,15 @@ def test_a_stream_tells_the_places_that_the_whole_answer_tells(text: str, cuts: 
             tokens.append(Chosen(data[:cut], -1.0))
             data = data[cut:]
     deltas = [Delta(logprobs=(token,)) for token in tokens]
-    fields: Json = {"logprobs": 0, "echo": echo, "prompt": "Once"}
+    fields: Json = {"logprobs": 0, "prompt": "Once"}
     whole = json.loads(written((deltas, Done()), **fields))["choices"][0]["logprobs"]["text_offset"]
     parts = chunks(stream_of(read(stream=True, **fields), (deltas, Done())))
     assert whole == [
         place for part in parts for place in (part["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]
     ]
-    start, before = len("Once") if echo else 0, b""
+    before = b""
     for token, place in zip(tokens, whole, strict=True):
-        assert place == start + len(before.decode(errors="ignore"))
+        assert place == len(before.decode(errors="ignore"))
         before += token.data
 
 

@@ -350,3 +350,31 @@ def test_an_engines_own_limit_bounds_prompts(writer: Writer) -> None:
     assert writer.prepare(Generate(prompt="0123456789")).tokens_max == 10
     with pytest.raises(TooLong):
         writer.prepare(Generate(prompt="x" * 20))
+
+
+# As Gemma 2's does: no system, and nobody speaks twice.
+BY_TURNS = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
+    "{{ message.role }}:{{ message.content }}<|end|>{% endfor %}"
+)
+
+
+def test_what_a_template_refuses_is_said_plainer(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, BY_TURNS)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+
+    assert prompt_of(writer.prepare(Generate(messages=json.dumps(messages).encode()))) == ("user:Be kind.\n\nhi<|end|>")
+    with pytest.raises(InvalidRequest, match="must alternate") as caught:
+        writer.prepare(Generate(messages=json.dumps([{"role": "assistant", "content": "hi"}]).encode()))
+    assert caught.value.param == "messages"
+
+
+def test_a_question_is_asked_of_models_who_take_one_message_at_a_time(tmp_path: Path) -> None:
+    decide = Decide(chat("I love it!").messages, (Question("predicate", "It is praise."),))
+
+    (weighing,) = writer_of(tmp_path, BY_TURNS).prepare_decide(decide)
+
+    prompt = RUST.decode(np.frombuffer(weighing.ids, dtype="<i4").tolist(), skip_special_tokens=False)
+    assert prompt.startswith("user:I love it!\n\nIs the following true")

@@ -30,6 +30,8 @@ SCHEMA_BYTES_MAX: Final = 256 * 1024
 PATTERN_CHARS_MAX: Final = 2048
 _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
+_PLACE: Final = re.compile(r"at \d+\(\d+\): ")
+_ERROR: Final = "error: "
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Of fifteen digits, which every reader of JSON takes exactly; llguidance counts no finer than the step.
@@ -44,6 +46,7 @@ _OPEN_BY_MEANING: Final = (
     "oneOf",
     "$ref",
 )
+_VALUES: Final = ("const", "default", "enum", "examples")  # of a schema, and no schemas
 _ANY: Final = r"/(?s:.*)/"
 
 Tool = dict[str, Any]  # `Any`: JSON
@@ -95,7 +98,7 @@ class GrammarCache:
         """What is wrong with it; "" for nothing."""
         is_bad, words = LLMatcher.validate_grammar_with_warnings(grammar)
         if is_bad:
-            return _first_line(words[0])
+            return _in_short(words[0])
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         for _ in range(_TRIED_TOKENS):
             if matcher.is_error() or matcher.is_stopped():
@@ -105,11 +108,15 @@ class GrammarCache:
             if matcher.is_error() or not len(allowed):
                 break
             matcher.consume_token(int(allowed[0]))
-        return _first_line(matcher.get_error()) if matcher.is_error() else ""
+        return _in_short(matcher.get_error()) if matcher.is_error() else ""
 
 
-def _first_line(words: object) -> str:
-    return (str(words).strip().splitlines() or ["no details"])[0][:_WORDS_MAX]
+def _in_short(words: object) -> str:
+    """The first line, without its place in a grammar that the client has not written; and the error it announces."""
+    lines = str(words).strip().splitlines() or ["no details"]
+    first = _PLACE.sub("", lines[0])
+    error = next((line for line in lines if line.startswith(_ERROR)), "")
+    return f"{first} {error.removeprefix(_ERROR)}".strip()[:_WORDS_MAX]
 
 
 def marks_of(rust: RustTokenizer, tokens: LLTokenizer) -> Marks:
@@ -197,7 +204,8 @@ def _form(task: Generate, cache: GrammarCache) -> tuple[str, str] | None:
             return _json({"type": "object"}, cache=cache, param="response_format"), "response_format"
         case "json_schema":
             param = "response_format.json_schema.schema"
-            return _json(_bounded(_schema(task.pattern), len(task.pattern), param), cache=cache, param=param), param
+            schema = _bounded(_schema(task.pattern), len(task.pattern), param)
+            return _json(schema, cache=cache, param=param, is_lenient=task.is_lenient), param
         case "regex":
             param = "response_format.pattern"
             expression = task.pattern.decode()
@@ -264,7 +272,39 @@ def _check_pattern(expression: str, param: str) -> None:
 
 
 def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
-    """The rule of what fits the schema. Raises InvalidRequest for one that cannot be followed."""
+    """The rule of what fits the schema. Raises InvalidRequest for one that cannot be followed.
+
+    `is_lenient`: what cannot be enforced is left out, expressions too.
+    """
+    schema = _spared(schema)
+    if not is_lenient:
+        return _rule(schema, cache=cache, param=param)
+    try:
+        return _rule(schema, cache=cache, param=param, is_lenient=True)
+    except InvalidRequest:
+        plainer = _spared(schema, has_patterns=False)
+        if plainer == schema:
+            raise
+        return _rule(plainer, cache=cache, param=param, is_lenient=True)
+
+
+def _spared(value: Any, *, has_patterns: bool = True) -> Any:  # `Any`: JSON
+    """A schema without what says nothing: that names are texts. Without `has_patterns`, also without expressions."""
+    if isinstance(value, list):
+        return [_spared(each, has_patterns=has_patterns) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for name, inner in value.items():
+        says_nothing = name == "propertyNames" and inner in (True, {}, {"type": "string"})
+        # A property may have this name too: of it there is a schema.
+        is_pattern = name == "patternProperties" or (name == "pattern" and isinstance(inner, str))
+        if not says_nothing and (has_patterns or not is_pattern):
+            found[name] = inner if name in _VALUES else _spared(inner, has_patterns=has_patterns)
+    return found
+
+
+def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
     own = schema.get("x-guidance")
     options = {**(own if isinstance(own, dict) else {}), **_SPACING, **({"lenient": True} if is_lenient else {})}
     as_written = "%json " + json.dumps({**schema, "x-guidance": options})

@@ -7,7 +7,7 @@ left out.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -73,6 +73,31 @@ def spelled_out(messages: Sequence[Message], tools: Sequence[Any], *, has_system
     if not has_system and plain and plain[0]["role"] == "user":
         return [{**plain[0], "content": f"{preamble}\n\n{plain[0]['content']}"}, *plain[1:]]
     return [{"role": "system" if has_system else "user", "content": preamble}, *plain]
+
+
+def by_turns(messages: Sequence[Message], *, has_system: bool) -> list[Message]:
+    """Normalized messages as the narrowest templates take them: a user and an assistant by turns, a system before.
+
+    Neighbours of one role become one message. What the system says later is said by the user; and all that it says,
+    without `has_system`.
+    """
+    found: list[Message] = []
+    for role, group in groupby(_placed(messages, has_system=has_system), key=lambda message: message["role"]):
+        if role == "tool":  # each is of a call of its own
+            found += group
+        else:
+            made = list(group)
+            calls = [call for each in made for call in each.get("tool_calls", ())]
+            whole = {**made[0], "content": "\n\n".join(each["content"] for each in made if each["content"])}
+            found.append({**whole, "tool_calls": calls} if calls else whole)
+    return found
+
+
+def _placed(messages: Sequence[Message], *, has_system: bool) -> Iterator[Message]:
+    is_first = has_system
+    for message in messages:
+        is_first = is_first and message["role"] == "system"
+        yield {**message, "role": "user"} if message["role"] == "system" and not is_first else message
 
 
 def _normalized(message: Message, index: int) -> Message:

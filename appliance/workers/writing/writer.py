@@ -31,7 +31,7 @@ from appliance.workers.writing import decisions
 from appliance.workers.writing.call_parser import THINK_CLOSES, THINK_OPENS, CallParser, ReasoningParser, Said
 from appliance.workers.writing.chat_template import ChatTemplate
 from appliance.workers.writing.grammars import GrammarCache, Thought, Tool, grammar_of, marks_of
-from appliance.workers.writing.messages import Message, normalized, spelled_out
+from appliance.workers.writing.messages import Message, by_turns, normalized, spelled_out
 from appliance.workers.writing.prompt_ids import PromptIds
 from appliance.workers.writing.text_stream import Stops, TextStream
 from appliance.workers.writing.token_bytes import TokenBytes
@@ -202,7 +202,13 @@ class Writer:
         messages, tools, mark = self._prompts.guarded(messages, tools)
         if not self._template.takes_tools:
             messages, tools = spelled_out(messages, tools, has_system=self._template.has_system), []
-        prompt = self._template.render(messages, tools, may_think=may_think)
+        try:
+            prompt = self._template.render(messages, tools, may_think=may_think)
+        except InvalidRequest:
+            plainer = by_turns(messages, has_system=self._template.has_system)
+            if plainer == messages:
+                raise
+            prompt = self._template.render(plainer, tools, may_think=may_think)
         return self._prompts.ids(prompt, mark=mark), prompt.rstrip().endswith(THINK_OPENS)
 
     def _room(self, ids: Sequence[int], field: str) -> int:

@@ -151,14 +151,15 @@ def test_a_response_calls_a_function_and_hears_of_it(client: OpenAI) -> None:
 
 
 def test_texts_are_gone_on_with(client: OpenAI) -> None:
-    answer = client.completions.create(
-        model=GPT, prompt=["One, two,", "A, B,"], n=2, max_tokens=4, logprobs=1, echo=True
-    )
+    answer = client.completions.create(model=GPT, prompt=["One, two,", "A, B,"], n=2, max_tokens=4, echo=True)
+    weighed = client.completions.create(model=GPT, prompt="One, two,", max_tokens=4, logprobs=1)
     streamed = client.completions.create(model=GPT, prompt="One, two,", max_tokens=4, stream=True, temperature=0)
 
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.text[:5] for choice in answer.choices] == ["One, ", "One, ", "A, B,", "A, B,"]
     assert "".join(chunk.choices[0].text for chunk in streamed)
+    assert weighed.choices[0].logprobs is not None
+    assert "".join(weighed.choices[0].logprobs.tokens or []) == weighed.choices[0].text
 
 
 def test_azures_client_chats() -> None:

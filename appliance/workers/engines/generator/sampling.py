@@ -20,6 +20,9 @@ class Ranked(NamedTuple):
     top_logprobs: tuple[float, ...]
 
 
+TEMPERATURE_MIN: Final = 1e-5  # below, nothing but the most probable token is ever drawn; and float32 ends
+
+
 def adjusted(logits: Logits, sampling: Sampling, *, written: Counter[int], prompt: npt.NDArray[np.int32]) -> Logits:
     """Logits with penalties and biases, new where they change.
 
@@ -46,7 +49,7 @@ def adjusted(logits: Logits, sampling: Sampling, *, written: Counter[int], promp
 
 def chosen(logits: Logits, sampling: Sampling, *, chance: float) -> int:
     """The next token; `chance` in [0, 1) decides among those that top_k, top_p and min_p leave."""
-    if sampling.temperature == 0.0:
+    if sampling.temperature < TEMPERATURE_MIN:
         return int(logits.argmax())
     scaled = (logits - logits.max()) / np.float32(sampling.temperature)
     weights = np.exp(scaled, dtype=np.float32)
