@@ -1,6 +1,10 @@
 """The appliances that the vendors' clients are pointed at, and how long their environments took to make."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +55,7 @@ body_bytes_max = 1048576
 canary_interval_s = 3600
 """
 SLOW_BATCH_S = 5.0
+MAKER = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +92,32 @@ def surroundings(served: ApplianceProcess, crowded: ApplianceProcess) -> Mapping
         "COHERE_API_KEY": KEY,
         "CROWDED_URL": crowded.url,
     }
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the environments that will be used while the tests before run: the network is slow, and one core is free."""
+    used = [item.callspec.params for item in session.items if isinstance(item, pytest.Function) and _is_client_s(item)]
+    if not used or session.config.option.collectonly:
+        return
+    names = dict.fromkeys(str(params.get("environment", "node")) for params in used)
+    session.stash[MAKER] = subprocess.Popen(
+        [sys.executable, "-m", "tests.sdk.installed", *names],
+        cwd=session.config.rootpath,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # a test that finds its environment not made makes it, and says what is wrong
+        preexec_fn=lambda: os.nice(19),  # noqa: PLW1509  # before there are threads
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave nothing running."""
+    if maker := session.stash.get(MAKER, None):
+        maker.terminate()
+        maker.wait()
+
+
+def _is_client_s(item: pytest.Function) -> bool:
+    return item.originalname == "test_client" and item.path.parent == Path(__file__).parent
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,7 +4,7 @@ Clients have competing requirements: the 2.x and 3.x lines of OpenAI's, the 5.x 
 of Python clients has a virtual environment of its own under `.appliance/sdk/`, and Node's have `node/node_modules`. All
 versions are pinned, those of dependencies too, so nothing is resolved and an environment is the same everywhere.
 
-    python -m tests.sdk.installed    makes all of them and says how long each took
+    python -m tests.sdk.installed [NAME ...]    makes these or all of them, and says how long each took
 """
 
 import fcntl
@@ -130,14 +130,16 @@ def _run(command: Sequence[str | Path]) -> None:
     result.check_returncode()
 
 
-def main() -> None:
-    """Make all of them."""
-    for name in PYTHON_ENVIRONMENTS:
-        python_environment(name)
-    node_environment()
+def main(names: Sequence[str]) -> None:
+    """Make those of these names, or all."""
+    for name in names or ("node", *PYTHON_ENVIRONMENTS):
+        if name == "node":
+            node_environment()
+        else:
+            python_environment(name)
     for name, seconds in made_s.items():
         print(f"{name}: made in {seconds:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
