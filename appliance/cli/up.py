@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from appliance.catalog import Catalog
+from appliance.cli import greeting
 from appliance.cli.children import Child, Part, environment
 from appliance.cli.plan import check_start
 from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals
@@ -86,10 +86,11 @@ class Appliance:
         self._launch(group, self._part("worker", worker_nats, stop_s=self._settings.worker.drain_s))
         for _ in range(self._settings.gateway.processes):
             self._launch(group, self._part("gateway", gateway_nats, stop_s=self._settings.gateway.drain_s))
-        click.echo(greeting(self._settings, self._catalog))
+        base_url = f"{_local_url(self._settings)}/v1"
+        click.echo(greeting.starting(base_url, self._catalog))
         await self._ready()
         self._proved.set()
-        click.echo(f"ready: serving {', '.join(entry.id for entry in self._catalog.entries())}")
+        click.echo(greeting.ready(base_url, self._catalog, has_keys=bool(self._settings.gateway.api_keys)))
 
     async def _start_nats(self, group: asyncio.TaskGroup) -> tuple[NatsSettings, NatsSettings]:
         """How gateway and worker reach NATS: ours, once it listens, or the one that is configured."""
@@ -150,17 +151,6 @@ class Appliance:
     async def _stop_in_order(self) -> None:
         for child in reversed(self._children):
             await child.stop()
-
-
-def greeting(settings: Settings, catalog: Catalog) -> str:
-    """The base URL and a call to paste."""
-    key = "$APPLIANCE_API_KEY" if settings.gateway.api_keys else "any"
-    model = catalog.models()[0]
-    base_url = f"{_local_url(settings)}/v1"
-    return f"""base URL: {base_url}
-try it:   curl -s {base_url}/embeddings -H 'content-type: application/json' -H "authorization: Bearer {key}" \\
-            -d '{{"model": "{model}", "input": "hello"}}'
-starting: {len(catalog.models())} model(s) on this machine"""
 
 
 def check_port(host: str, port: int) -> None:

@@ -118,16 +118,16 @@ def _writing_place(settings: Settings, model: WrittenModel, device: str, *, sock
     threads = min(len(os.sched_getaffinity(0)), worker.engine_threads or tuning.engine_threads or 256)
     name = f"{device}/{model.name}"
     if worker.engine == "fake":
-        command = host_command("fake-texts", threads=threads)
+        kind, command = "fake", host_command("fake-texts", threads=threads)
     elif tuning.generation.runtime == "sglang":
-        command = sglang_command(Environment.of(settings.state_dir).folder, threads=threads)
+        kind, command = "sglang", sglang_command(Environment.of(settings.state_dir).folder, threads=threads)
     else:
-        command = host_command("generator", threads=threads)
+        kind, command = "generator", host_command("generator", threads=threads)
 
     def engine() -> TextEngineProcess:
         return TextEngineProcess(
             command,
-            name=f"{worker.engine} on {name}",
+            name=f"{kind} on {name}",
             sockets_dir=sockets_dir,
             start_timeout_s=worker.engine_start_s,
             batch_timeout_s=worker.batch_timeout_s,
