@@ -1,3 +1,3 @@
-"""An OpenAI-compatible inference appliance; ARCHITECTURE.md tells a request's story through these packages."""
+"""An OpenAI- and Cohere-compatible inference appliance. ARCHITECTURE.md tells a request's story through it."""
 
 __version__ = "0.1.0"

@@ -39,4 +39,4 @@ class _Commands(click.Group):
 @click.group(cls=_Commands)
 @click.version_option(__version__, prog_name="appliance")
 def main() -> None:
-    """An OpenAI-compatible inference appliance for small open models on your own hardware."""
+    """An OpenAI- and Cohere-compatible inference appliance: small open models on your own machine."""

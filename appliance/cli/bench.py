@@ -1,4 +1,4 @@
-"""`appliance bench`: a load test of any OpenAI-compatible embeddings endpoint."""
+"""`appliance bench`: a load test of the embeddings of any OpenAI-compatible server."""
 
 import math
 import os
@@ -101,7 +101,9 @@ def bench_command(  # noqa: PLR0917  # click passes by name
     json_file: Path | None,
     plot_file: Path | None,
 ) -> None:
-    """Load an OpenAI-compatible embeddings endpoint and find what it bears.
+    """Load-test the embeddings of any OpenAI-compatible server.
+
+    It finds what they bear. Chats and other calls are not loaded.
 
     Requests are sent open loop: at random times (Poisson) that do not wait for answers, as many independent clients do.
     The knee is the largest load whose p95 is within the objective and where nine in ten added requests are still

@@ -29,7 +29,10 @@ def show_command(config_file: Path | None) -> None:
 @config_option
 @role_option
 def check_command(config_file: Path | None, role: Role) -> None:
-    """Check settings, presets and models as a start here does; exit with 1 and the reason if it would fail."""
+    """Say whether the appliance would start with them here.
+
+    Checks settings, presets, names and models as a start does; exits with 1 and the reason if one would fail.
+    """
     settings = _read(config_file).settings
     try:
         for warning in check_start(settings, role=role, environ=os.environ):

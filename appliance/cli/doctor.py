@@ -44,7 +44,10 @@ _MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", 
 @role_option
 @click.option("--json", "is_json", is_flag=True, help="Print findings as JSON.")
 def doctor_command(config_file: Path | None, role: Role, is_json: bool) -> None:
-    """Check this machine and the configuration; exit with 1 if something would not work."""
+    """Check this machine and the configuration.
+
+    Exits with 1 if something would not work.
+    """
     findings = list(examine(config_file=config_file, environ=os.environ, role=role))
     click.echo(msgspec.json.encode(findings).decode() if is_json else render(findings))
     sys.exit(1 if any(finding.status == "fail" for finding in findings) else 0)

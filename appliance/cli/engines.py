@@ -19,7 +19,7 @@ _name = click.argument("name", type=click.Choice(NAMES))
 
 @click.group("engines")
 def engines_group() -> None:
-    """Install, list and remove runtimes that have an environment of their own."""
+    """Install, list and remove SGLang, which has its own environment."""
 
 
 @engines_group.command("install")
