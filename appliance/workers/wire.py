@@ -119,7 +119,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True):
-    """What a step added to a sequence. One that has `finish` or `fault` is over, and its place is free."""
+    """What a step added to a sequence. One that has a `finish` is over, and its place is free."""
 
     sequence: int
     ids: tuple[int, ...] = ()
@@ -127,8 +127,8 @@ class Grown(msgspec.Struct, frozen=True, array_like=True):
     top_ids: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
     # "stop": by a token that ends texts, then the last of `ids`, or because the grammar allows no more | "length" |
-    # "fault": see `fault`
-    finish: Literal["", "stop", "length", "fault"] = ""
+    # "fault": see `fault` | "refused": likewise, and the request is to blame: its grammar cannot be followed further
+    finish: Literal["", "stop", "length", "fault", "refused"] = ""
     fault: str = ""  # why it cannot go on: words for the client, without the engine's insides
     cached: int = 0  # with the first step: tokens of the prompt that were not computed again
 

@@ -1,5 +1,6 @@
 """The embedded generator against transformers, and what holds of it whatever runs beside a text."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,6 @@ def test_an_abort_while_a_prompt_is_read(folder: Path) -> None:
         {"ids": [-1]},
         {"ids": [5] * 512},
         {"ids": [5], "weighed": (10_000,)},
-        {"ids": [5], "grammar": "start: nothing"},
         {"ids": [5], "sampling": Sampling(logit_bias=((10_000, 1.0),))},
     ],
 )
@@ -217,6 +217,19 @@ def test_what_cannot_be_written_is_a_fault_of_its_own(engine: GeneratorEngine, f
     assert found[1][-1].finish == "fault"
     assert found[1][-1].fault
     assert found[2][-1].finish == "length"
+
+
+def test_a_grammar_that_cannot_be_followed_is_the_requests_own_fault(engine: GeneratorEngine) -> None:
+    crowd = " | ".join(f'/[a-z]*{number}[a-z]*/ "{number}"' for number in range(2000))
+    later = json.dumps({"grammars": [{"lark_grammar": f"%llguidance {{}}\nstart: /[a-c]{{6}}/ ({crowd})"}]})
+
+    found = run(engine, begin(1, [5], grammar="start: nothing"), begin(2, [5], grammar=later), begin(3, tokens(5)))
+
+    assert [grown.finish for grown in found[1]] == ["refused"]
+    assert [grown.finish for grown in found[2]][-1] == "refused"
+    assert len(ids_of(found[2])) >= 3, "it is too complex after these"
+    assert "form" in found[2][-1].fault
+    assert found[3][-1].finish == "length"
 
 
 def test_numbers_that_are_not_finite_fail_their_own_text(folder: Path, tmp_path: Path) -> None:

@@ -96,6 +96,22 @@ async def test_a_job_that_cannot_be_written_fails_with_its_error(
             await asker.ask("m", task)
 
 
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"form": "regex", "pattern": b"[A-Z]*"}, "response_format.pattern"),
+        ({"form": "json_object"}, "response_format"),
+    ],
+)
+async def test_a_form_that_cannot_be_followed_any_further_is_the_clients(
+    folder: Path, form: dict[str, Any], param: str
+) -> None:
+    async with appliance(folder, refused_token=FAULT) as asker:
+        with pytest.raises(InvalidRequest, match="nothing may follow") as caught:
+            await asker.ask("m", text_of("aY", is_streamed=True, **form))
+    assert caught.value.param == param
+
+
 async def test_a_fault_of_one_text_is_no_others(folder: Path) -> None:
     async with appliance(folder, fault_token=FAULT) as asker:
         faulty, fine = await asyncio.gather(

@@ -31,7 +31,7 @@ class Written:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
-    finish: Literal["", "stop", "length", "fault"] = ""
+    finish: Literal["", "stop", "length", "fault", "refused"] = ""
     fault: str = ""
     cached: int = 0
     parts: int = 0

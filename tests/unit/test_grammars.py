@@ -33,7 +33,7 @@ BAD = json.dumps({"grammars": [{"lark_grammar": "start: /[/"}]})
 
 def grammar(task: Generate, tools: list[dict[str, Any]] | None = None, style: Style = HERMES, **options: Any) -> str:
     settings: dict[str, Any] = {"cache": GrammarCache(TOKENS), "marks": marks_of(RUST, TOKENS)} | options
-    return grammar_of(task, tools or [], style, **settings)
+    return grammar_of(task, tools or [], style, **settings).rules
 
 
 def accepts(grammar: str, *pieces: str | int) -> bool:

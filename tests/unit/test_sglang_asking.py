@@ -204,7 +204,7 @@ def test_what_the_client_is_to_blame_for_is_said_and_nothing_else() -> None:
     broken = '{"finish_reason":{"type":"abort","message":"secret","status_code":500}}'
     refused = decode_event(b'{"error":{"message":"too hot","code":400}}')
 
-    assert grown(aborted, begin=begin) == Grown(3, finish="fault", fault="bad grammar in <path>")
+    assert grown(aborted, begin=begin) == Grown(3, finish="refused", fault="bad grammar in <path>")
     assert grown(broken, begin=begin) == Grown(3, finish="fault", fault="the engine failed")
     assert grown_of(refused, begin, is_first=True).fault == "too hot"
     assert fault(3, "x" * 1000, status=422).fault == "x" * 199 + "…"

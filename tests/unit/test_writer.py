@@ -77,7 +77,7 @@ def test_a_chat_becomes_a_prompt_and_its_tokens_a_text(writer: Writer) -> None:
     assert prompt_of(prepared) == "user:hi<|end|>"
     assert prepared.input_tokens == len(prepared.ids) // 4
     assert prepared.tokens_max == TOKENS_MAX - prepared.input_tokens
-    assert prepared.grammar == ""
+    assert prepared.grammar.rules == ""
     whole, ended = read(prepared, "Well, né.\n\nMore")
     assert (whole.text, ended.finish, ended.stop) == ("Well, né.", "stop", "\n\n")
 
@@ -140,7 +140,7 @@ def test_calls_come_with_their_names_and_arguments(writer: Writer) -> None:
     )
 
     assert "<tools>" in prompt_of(prepared)
-    assert prepared.grammar
+    assert prepared.grammar.rules
     assert (whole.text, ended.finish) == ("Let me see.\n", "tool_calls")
     assert whole.calls[0] == CallPart(0, "get")
     assert "".join(part.arguments for part in whole.calls) == '{"city": "Rome"}'
@@ -152,7 +152,7 @@ def test_a_template_of_single_calls_gets_no_other_to_read(tmp_path: Path) -> Non
     )
     (tmp_path / "one").mkdir()
     grammars = [
-        writer_of(folder, template).prepare(chat(tools=TOOLS, tool_choice="required")).grammar
+        writer_of(folder, template).prepare(chat(tools=TOOLS, tool_choice="required")).grammar.rules
         for folder, template in [(tmp_path, CHAT), (tmp_path / "one", single)]
     ]
 
@@ -192,8 +192,8 @@ def test_thoughts_are_told_apart(tmp_path: Path, template: str, written: str) ->
 def test_a_form_comes_after_a_thought_that_the_prompt_opened(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, OPENS_THOUGHTS)
 
-    assert "thought_end" in writer.prepare(chat(form="json_object")).grammar
-    assert "thought_end" not in writer.prepare(Generate(prompt="x", form="json_object")).grammar
+    assert "thought_end" in writer.prepare(chat(form="json_object")).grammar.rules
+    assert "thought_end" not in writer.prepare(Generate(prompt="x", form="json_object")).grammar.rules
 
 
 def test_a_text_without_a_template_is_all_text(tmp_path: Path) -> None:

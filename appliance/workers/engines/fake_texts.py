@@ -29,6 +29,7 @@ class FakeTextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crash_token: int | None = None  # once it is written the process exits with `crash_status`
     crash_status: int = 9
     fault_token: int | None = None  # its sequence ends with a fault
+    refused_token: int | None = None  # its sequence ends as if its grammar allowed no more
     has_end: bool = True  # otherwise it writes on, round and round, until `tokens_max`
 
 
@@ -94,6 +95,8 @@ class FakeTexts:
             os._exit(self._model.crash_status)
         if token == self._model.fault_token:
             return Grown(number, finish="fault", fault=f"token {token} was met")
+        if token == self._model.refused_token:
+            return Grown(number, finish="refused", fault=f"nothing may follow token {token}")
         self._running[number] = (begin, text, done + 1)
         is_full = done + 1 >= begin.tokens_max
         finish: Finished = "stop" if is_end else "length" if is_full else ""

@@ -11,7 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -53,6 +53,13 @@ Tool = dict[str, Any]  # `Any`: JSON
 Marks = Mapping[str, int]  # texts that are tokens of their own, and which: llguidance never spells them out
 # Whether a text may begin with a thought, or begins within one that its prompt opened.
 Thought = Literal["none", "possible", "open"]
+
+
+class Grammar(NamedTuple):
+    """What may be written."""
+
+    rules: str = ""  # "": anything
+    field: str = ""  # the client's, that asks for it
 
 
 class GrammarCache:
@@ -133,21 +140,22 @@ def grammar_of(
     cache: GrammarCache,
     marks: Marks,
     thought: Thought = "none",
-) -> str:
-    """The grammar of a task's answer; "" where anything may be written.
+) -> Grammar:
+    """The grammar of a task's answer.
 
     Raises InvalidRequest, naming the field at fault.
     """
     form = _form(task, cache)
     calls = _calls(task, tools, style, cache=cache, marks=marks) if tools else None
     if form is None and calls is None:
-        return ""
+        return Grammar()
     rules = [*_start(thought, marks), f"ANY: {_ANY}"]
     rules += [f"answer: {form[0]}"] if calls is None and form else []
     rules += _answer(task, form[0] if form else "", style, marks=marks) if calls is not None else []
     grammar = _lark("\n".join([*rules, *(calls or ())]))
-    cache.check(grammar, param="tools" if calls else form[1] if form else "")
-    return grammar
+    field = "tools" if calls else form[1] if form else ""
+    cache.check(grammar, param=field)
+    return Grammar(grammar, field)
 
 
 def _start(thought: Thought, marks: Marks) -> list[str]:

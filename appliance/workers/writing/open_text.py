@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from appliance.errors import ApplianceError, EngineFailed
+from appliance.errors import ApplianceError, EngineFailed, InvalidRequest
 from appliance.jobs import (
     Beat,
     Decide,
@@ -107,7 +107,7 @@ class OpenText(OpenWriting):
                 tokens_max=prepared.tokens_max,
                 sampling=self._task.sampling,
                 stop_ids=prepared.stop_ids,
-                grammar=prepared.grammar,
+                grammar=prepared.grammar.rules,
                 top_logprobs=self._task.top_logprobs,
             )
         ]
@@ -130,6 +130,8 @@ class OpenText(OpenWriting):
     def take(self, number: int, grown: Grown) -> list[Event]:
         """See `OpenWriting`."""
         self._cached_tokens += grown.cached
+        if grown.finish == "refused":
+            return self.failure(InvalidRequest(grown.fault, param=self._prepared.grammar.field or None))
         if grown.finish == "fault":
             return self.failure(EngineFailed(grown.fault))
         self._output_tokens += len(grown.ids)
@@ -215,7 +217,7 @@ class OpenDecision(OpenWriting):
 
     def take(self, number: int, grown: Grown) -> list[Event]:
         """See `OpenWriting`."""
-        if grown.finish == "fault":
+        if grown.finish in ("fault", "refused"):
             return self.failure(EngineFailed(grown.fault))
         logprobs = np.array(grown.logprobs, dtype=np.float64)
         if len(logprobs) != len(self._weighings[number].options) or not np.isfinite(logprobs).all():

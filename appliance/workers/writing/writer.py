@@ -30,7 +30,7 @@ from appliance.workers.tokens import packed
 from appliance.workers.writing import decisions
 from appliance.workers.writing.call_parser import THINK_CLOSES, THINK_OPENS, CallParser, ReasoningParser, Said
 from appliance.workers.writing.chat_template import ChatTemplate
-from appliance.workers.writing.grammars import GrammarCache, Thought, Tool, grammar_of, marks_of
+from appliance.workers.writing.grammars import Grammar, GrammarCache, Thought, Tool, grammar_of, marks_of
 from appliance.workers.writing.messages import Message, by_turns, normalized, spelled_out
 from appliance.workers.writing.prompt_ids import PromptIds
 from appliance.workers.writing.text_stream import Stops, TextStream
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
     ids: bytes  # of the prompt, int32 little-endian
     input_tokens: int
     tokens_max: int  # of the answer
-    grammar: str
+    grammar: Grammar
     stop_ids: tuple[int, ...]
     writer: "Writer"
     stops: tuple[str, ...]

@@ -80,6 +80,9 @@ class Generator:
         try:
             self._check(begin)
             constraint = self._grammars.constraint(begin.grammar) if begin.grammar else None
+        except GrammarFault as exc:
+            self._faults.append(_refused(begin.sequence, exc))
+            return
         except ValueError as exc:
             self._faults.append(_fault(begin.sequence, str(exc)))
             return
@@ -178,7 +181,7 @@ class Generator:
             token = self._chosen(one, logits)
         except GrammarFault as exc:
             self._end(one)
-            return _fault(begin.sequence, str(exc))
+            return _refused(begin.sequence, exc)
         one.last = token
         one.written[token] += 1
         finish = self._finish(one, token)
@@ -217,6 +220,10 @@ class Generator:
     def _end(self, one: _Sequence) -> None:
         self._writing.remove(one)
         self._places.free(one.place)
+
+
+def _refused(sequence: int, error: GrammarFault) -> Grown:
+    return Grown(sequence, finish="refused", fault=str(error))
 
 
 def _fault(sequence: int, words: str) -> Grown:

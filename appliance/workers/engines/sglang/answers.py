@@ -118,8 +118,9 @@ def grown_of(event: Event, begin: Begin, *, is_first: bool) -> Grown:
 
 def fault(sequence: int, message: str, *, status: int | None) -> Grown:
     """Why a sequence cannot go on. What the request is to blame for is said in SGLang's words, the rest is not."""
-    is_refused = status is not None and 400 <= status < 500
-    return Grown(sequence, finish="fault", fault=public(message) if is_refused and message else "the engine failed")
+    if message and status is not None and 400 <= status < 500:
+        return Grown(sequence, finish="refused", fault=public(message))
+    return Grown(sequence, finish="fault", fault="the engine failed")
 
 
 def public(message: str) -> str:
