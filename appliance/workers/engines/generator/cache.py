@@ -4,6 +4,7 @@ One place a sequence, of a fixed capacity. On a CPU memory that was never writte
 what its longest sequence so far has cost.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from appliance.workers.engines.packed.rotary import Angles
 # Keys that are looked at: with these multiples torch's kernel rounds a row alike whatever its neighbours have.
 _KEYS_MULTIPLE: Final = 512
 _KEYS_MULTIPLE_16: Final = 64  # in 16 bits
+_ALIGNMENT: Final = 64  # of torch's own tensors, bytes
 _SPARE_ROWS: Final = 1  # behind the places: where rows that belong to no sequence write
 
 
@@ -54,7 +56,7 @@ class Cache:
         shape = (places * capacity + _SPARE_ROWS, key_heads, head_dim)
         self.layers = [
             # Zeros, since what is masked is multiplied too, and chance bits may be no number.
-            LayerCache(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            LayerCache(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
             for _ in range(layers)
         ]
         self._keys_multiple = _KEYS_MULTIPLE if dtype == torch.float32 else _KEYS_MULTIPLE_16
@@ -197,3 +199,13 @@ class Cached:
         answer = q.new_zeros(q.shape[0], found.shape[1] * found.shape[2])  # spare rows: of nobody, and finite
         answer[: found.shape[0]] = found.flatten(1)
         return answer
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """As torch.zeros, which writes them: on a CPU these are the system's, and take no memory until they are used."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(*shape)
