@@ -1,7 +1,7 @@
 """`/healthz`: the process lives. `/readyz`: every served model really answered through queue and engine, lately.
 
-The proof is a canary: a small embedding job that takes the path of every other job. Real traffic counts as proof too,
-so a busy appliance is not declared unready because its canaries queue behind the work.
+The proof is a canary: a small job that takes the path of every other job. Real traffic is proof too, and while there is
+some no canary is sent: it would queue behind the work, take a text's place, and be counted as work that failed.
 """
 
 import asyncio
@@ -85,8 +85,18 @@ class Canary:
 
     async def _watch(self, model: str) -> None:
         while True:
-            is_proved = await self._send(model)
-            await asyncio.sleep(self._interval_s if is_proved else RETRY_S)
+            if await self._send(model):
+                await self._unproved(model)
+            else:
+                await asyncio.sleep(RETRY_S)
+
+    async def _unproved(self, model: str) -> None:
+        """Wait until the last proof is an interval old."""
+        while True:
+            left_s = self._proved_s[model] + self._interval_s - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
 
     async def _send(self, model: str) -> bool:
         job = Job(
@@ -100,6 +110,8 @@ class Canary:
         try:
             (result,) = await self._dispatcher.run([job])
         except ApplianceError as error:
+            if self._proved_s.get(model, started_s) > started_s:
+                return True  # by the work that the canary waited behind
             if self._faults.get(model) != error.code and model in self._proved_s:
                 _log.warning("canary for %s: %s", model, error.message)
             # Until it has answered once, a canary that comes too late says only that the model is not up yet.

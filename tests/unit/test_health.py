@@ -1,7 +1,7 @@
 """Readiness: a canary of the model's own kind really came back, lately."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import pytest
@@ -24,6 +24,7 @@ class Answering(Dispatcher):
         super().__init__(pending_requests_max=1, pending_bytes_max=1)
         self.asked: list[Job] = []
         self.faults: dict[str, Exception] = {}
+        self.on_run: Callable[[], None] = lambda: None
 
     @property
     def reply_to(self) -> str:
@@ -32,6 +33,7 @@ class Answering(Dispatcher):
     async def run(self, jobs: Sequence[Job], *, gone: object = None) -> list[Result]:
         self.asked += jobs
         await asyncio.sleep(0)
+        self.on_run()
         if fault := self.faults.get(jobs[0].model):
             raise fault
         return [Result((), Done(Usage(1)))]
@@ -77,3 +79,38 @@ async def test_real_traffic_is_proof_until_it_is_old() -> None:
     stale = Canary(Answering(), MODELS, interval_s=-100)  # a window in the past: whatever was proved is too old
     stale.prove("m")
     assert stale.faults() == {"m": "stale", "n": "starting"}
+
+
+async def test_no_canary_is_sent_while_there_is_traffic() -> None:
+    dispatcher = Answering()
+    canary = Canary(dispatcher, {"m": ("generate",)}, interval_s=0.05)
+    watching = asyncio.create_task(canary.run())
+    await until(lambda: not canary.faults())
+    first = len(dispatcher.asked)
+
+    for _ in range(20):
+        canary.prove("m")
+        await asyncio.sleep(0.01)
+    busy = len(dispatcher.asked)
+    await until(lambda: len(dispatcher.asked) > busy + 1)
+    watching.cancel()
+
+    assert busy - first <= 1
+
+
+async def test_a_canary_that_waited_behind_work_says_nothing_against_it(caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher = Answering()
+    canary = Canary(dispatcher, {"m": ("generate",)}, interval_s=0)
+    watching = asyncio.create_task(canary.run())
+    await until(lambda: not canary.faults())
+
+    dispatcher.faults["m"] = DeadlinePassed("late")
+    dispatcher.on_run = lambda: canary.prove("m")  # a text was answered meanwhile
+    failed = len(dispatcher.asked)
+    await until(lambda: len(dispatcher.asked) > failed + 3)
+    dispatcher.on_run = lambda: None
+    assert not caplog.records
+    await until(lambda: bool(caplog.records))
+    watching.cancel()
+
+    assert [record.getMessage() for record in caplog.records] == ["canary for m: late"], "and once"
