@@ -1,12 +1,18 @@
-"""How the processes log: one line an event on stderr, as text for a person or as JSON for a collector."""
+"""How the processes log: one line an event on stderr, as text for a person or as JSON for a collector.
+
+What is logged on behalf of a request has its id, the `x-request-id` of the answer.
+"""
 
 import json
 import logging
 import time
+from contextvars import ContextVar
 from typing import Literal
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the request that is being served
 
 
 def configure(*, level: Level, format: Format, part: str) -> None:
@@ -21,13 +27,19 @@ def configure(*, level: Level, format: Format, part: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
+def are_json() -> bool:
+    """Whether this process logs JSON, so that nothing else may be printed between."""
+    return any(isinstance(handler.formatter, _JsonLines) for handler in logging.getLogger().handlers)
+
+
 class _TextLines(logging.Formatter):
     def __init__(self, part: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {part}: %(message)s", datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # overrides the library's
         """One line, whatever a client put into a path."""
-        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        line = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        return f"{line} [{found}]" if (found := request_id.get()) else line
 
 
 class _JsonLines(logging.Formatter):
@@ -43,6 +55,8 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if found := request_id.get():
+            line["request_id"] = found
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -29,7 +29,7 @@ INPUT_TOKENS = Counter("appliance_input_tokens_total", "Model tokens answered fo
 OUTPUT_TOKENS = Counter("appliance_output_tokens_total", "Tokens of texts that were written", ["model"])
 FIRST_TOKEN_SECONDS = Histogram(
     "appliance_first_token_seconds",
-    "From a streamed request to the first part of its text",
+    "From a streamed request to the first part of its text; a node's own is of all texts",
     ["model"],
     buckets=_SECONDS,
 )
@@ -57,7 +57,25 @@ BATCHES = Counter("appliance_batches_total", "Batches by outcome", ["model", "ou
 BATCH_ITEMS = Histogram("appliance_batch_items", "Texts in a batch", ["model"], buckets=_POWERS_OF_TWO)
 BATCH_TOKENS = Histogram("appliance_batch_tokens", "Tokens in a batch", ["model"], buckets=_POWERS_OF_TWO)
 STEP_TEXTS = Histogram(
-    "appliance_step_texts", "Texts in a step of an engine that generates", ["model"], buckets=_POWERS_OF_TWO
+    "appliance_step_texts", "Texts that a step of an engine wrote on", ["model"], buckets=_POWERS_OF_TWO
+)
+WRITTEN_TOKENS = Counter(
+    "appliance_written_tokens_total", "Tokens of texts as they are written, of those that nobody gets too", ["model"]
+)
+NODE_FIRST_TOKEN_SECONDS = Histogram(
+    "appliance_node_first_token_seconds",
+    "From a job's delivery to the first token of its text, streamed or not",
+    ["model"],
+    buckets=_SECONDS,
+)
+TEXTS = Gauge(
+    "appliance_texts",
+    "Texts at a node: running, or waiting for a place",
+    ["model", "device", "state"],
+    multiprocess_mode="livesum",
+)
+TEXT_PLACES = Gauge(
+    "appliance_text_places", "Texts that an engine can write at once", ["model", "device"], multiprocess_mode="livesum"
 )
 BATCH_RATIO = Histogram(
     "appliance_batch_measured_to_predicted_ratio",

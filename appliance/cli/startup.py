@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
@@ -40,8 +41,16 @@ def startup_errors() -> Iterator[None]:
         yield
     except* StartupError as group:
         for error in _leaves(group):
-            click.echo(f"appliance: {error}", err=True)
+            tell(f"appliance: {error}", is_error=True)
         sys.exit(EXIT_CONFIG)
+
+
+def tell(text: str, *, is_error: bool = False) -> None:
+    """Say something to a person, or to the collector where all lines are JSON."""
+    if logs.are_json():
+        logging.getLogger("appliance").log(logging.ERROR if is_error else logging.INFO, "%s", text)
+    else:
+        click.echo(text, err=is_error)
 
 
 def prepare(config_file: Path | None, *, part: str) -> Settings:

@@ -21,7 +21,7 @@ import click
 from appliance.cli import greeting
 from appliance.cli.children import Child, Part, environment
 from appliance.cli.plan import check_start
-from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals
+from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals, tell
 from appliance.errors import StartupError
 from appliance.gateway.address import address_of
 from appliance.queue.server import HOST, free_port, plan_server
@@ -72,14 +72,14 @@ class Appliance:
                 starting = group.create_task(self._start(group))
                 await stop.wait()
                 starting.cancel()
-                click.echo("stopping: requests in flight are finished; interrupt again to stop at once")
+                tell("stopping: requests in flight are finished; interrupt again to stop at once")
                 await self._stop()
         finally:
             for child in self._children:
                 child.kill()
             for child in self._children:
                 await child.gone()
-        click.echo("stopped")
+        tell("stopped")
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
         gateway_nats, worker_nats = await self._start_nats(group)
@@ -87,10 +87,10 @@ class Appliance:
         for _ in range(self._settings.gateway.processes):
             self._launch(group, self._part("gateway", gateway_nats, stop_s=self._settings.gateway.drain_s))
         base_url = f"{_local_url(self._settings)}/v1"
-        click.echo(greeting.starting(base_url, self._catalog))
+        tell(greeting.starting(base_url, self._catalog))
         await self._ready()
         self._proved.set()
-        click.echo(greeting.ready(base_url, self._catalog, has_keys=bool(self._settings.gateway.api_keys)))
+        tell(greeting.ready(base_url, self._catalog, has_keys=bool(self._settings.gateway.api_keys)))
 
     async def _start_nats(self, group: asyncio.TaskGroup) -> tuple[NatsSettings, NatsSettings]:
         """How gateway and worker reach NATS: ours, once it listens, or the one that is configured."""
@@ -133,7 +133,7 @@ class Appliance:
         speak_s = loop.time() + SLOW_START_S
         while (missing := await _unready(_reachable(gateway.host), gateway.port)) is not None:
             if loop.time() >= speak_s:
-                click.echo(f"still starting: {missing}")
+                tell(f"still starting: {missing}")
                 speak_s = loop.time() + SLOW_START_S
             await asyncio.sleep(READY_POLL_S)
 

@@ -6,6 +6,7 @@ A plain ASGI layer around the Litestar app, since a framework middleware costs e
 import hashlib
 import hmac
 import itertools
+import logging
 import re
 import secrets
 import time
@@ -14,12 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from appliance import telemetry
+from appliance import logs, telemetry
 from appliance.errors import ApplianceError, Unauthorized
 from appliance.gateway.http import BODIES, BodyBudget, answer_of, header
 from appliance.gateway.key_rates import KeyRates
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+_log = logging.getLogger(__name__)
 
 
 class Keys:
@@ -91,6 +94,7 @@ class Front:
         started_s = time.perf_counter()
         status = 499
         scope.setdefault("state", {})[BODIES] = self._bodies
+        logs.request_id.set(request_id.decode())  # of this task and those that it starts
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -116,7 +120,9 @@ class Front:
         finally:
             endpoint = str(scope["state"].get("endpoint", "other"))
             telemetry.REQUESTS.labels(endpoint, str(status)).inc()
-            telemetry.REQUEST_SECONDS.labels(endpoint).observe(time.perf_counter() - started_s)
+            lasted_s = time.perf_counter() - started_s
+            telemetry.REQUEST_SECONDS.labels(endpoint).observe(lasted_s)
+            _log.debug("%s %s: %d after %.0f ms", scope["method"], scope["path"], status, lasted_s * 1000)
 
     def _request_id(self, offered: bytes | None) -> bytes:
         """The client's own id where it is harmless in a header and a log, else a fresh one."""

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -35,6 +36,8 @@ SOCKET_NAME_BYTES_MAX: Final = 24  # of ours, with the slash before it
 SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path is 108 with its NUL on Linux, 104 elsewhere
 _STDERR_LINES_MAX: Final = 20
 _STDERR_LINE_BYTES_MAX: Final = 2000
+# As engine processes of ours log: the node's own line says which engine speaks, and when.
+_ENGINE_LINE: Final = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+ (?P<message>.*)")
 _EXIT_WAIT_S: Final = 2.0  # from the end of the stream to the end of the process
 _PEER_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
@@ -92,6 +95,7 @@ class EngineProcess:
         self._stop_timeout_s = stop_timeout_s
         self._waiting: deque[_Waiting] = deque()
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES_MAX)
+        self._level = logging.INFO  # of its last line; what follows without one, as a traceback does, belongs to it
         self._dead: asyncio.Future[EngineDied] | None = None
         self._cause = ""  # why we killed it, when we did
         self._batches = 0
@@ -309,9 +313,7 @@ class EngineProcess:
         output = self._tasks[0]
         await asyncio.wait({output}, timeout=_EXIT_WAIT_S)  # its last words
         message = f"the engine {self.name} died: {self._cause or _exit_text(self._process.returncode)}"
-        if self._process.returncode or self._cause:
-            _log.error("%s", message)
-        else:  # as it was asked to; whoever still waits for an answer gets the message
+        if not self._process.returncode and not self._cause:  # as it was asked to; of deaths others speak
             _log.info("the engine %s has ended", self.name)
         return EngineDied(message, stderr_tail=self._stderr)
 
@@ -332,7 +334,9 @@ class EngineProcess:
     def _note(self, line: bytes) -> None:
         text = line[:_STDERR_LINE_BYTES_MAX].decode(errors="replace").rstrip()
         self._stderr.append(text)
-        _log.info("engine %s: %s", self.name, text)
+        if own := _ENGINE_LINE.fullmatch(text):
+            self._level, text = logging.getLevelNamesMapping()[own["level"]], own["message"]
+        _log.log(self._level, "engine %s: %s", self.name, text)
 
     async def _stop(self) -> None:
         """Until the process is gone: ask, then terminate. `_end` kills what is left."""

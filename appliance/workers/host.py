@@ -127,7 +127,7 @@ def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
         _log.warning("out of memory: %s", exc)
         return Fault(batch, "oom", public_words(exc))
     except ValueError as exc:
-        _log.warning("refused", exc_info=True)
+        _log.warning("refused: %s", exc)
         return Fault(batch, "invalid", public_words(exc))
     except Exception as exc:  # the loop that turns a bug or a runtime's error into an answer
         _log.exception("the engine failed")

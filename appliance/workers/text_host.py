@@ -68,7 +68,7 @@ def _loaded(engine: TextEngine, order: Load) -> Loaded | Fault:
     except (OutOfMemory, MemoryError) as exc:
         return Fault(-1, "oom", public_words(exc))
     except ValueError as exc:
-        _log.warning("refused", exc_info=True)
+        _log.warning("refused: %s", exc)
         return Fault(-1, "invalid", public_words(exc))
     except Exception as exc:  # a bug or a runtime's error, which the node has to hear of
         _log.exception("the model cannot be loaded")

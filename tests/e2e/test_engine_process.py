@@ -213,6 +213,22 @@ async def test_a_crash_fails_everything_outstanding_and_says_how(tmp_path: Path)
         assert (await engine.died()).message == "the engine fake-0 died: it exited with status 9"
 
 
+async def test_an_engines_lines_have_their_own_levels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    folder = model_folder(tmp_path / "model", fault_token=9)
+    async with engine_of(tmp_path) as engine:
+        await engine.load(load_of(folder))
+        with pytest.raises(EngineFailed):
+            await engine.encode("m", *packed([9]))
+
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records if "engine" in record.getMessage()]
+    (failed,) = [index for index, line in enumerate(lines) if line[1].endswith(": the engine failed")]
+    assert lines[failed][0] == "ERROR"
+    assert lines[failed + 1][0] == "ERROR", "its traceback"
+    assert "Traceback" in lines[failed + 1][1]
+    assert not any(level in line[1] for line in lines for level in ("INFO", "ERROR"))
+
+
 async def test_a_kill_from_outside_is_seen_even_when_nothing_is_outstanding(tmp_path: Path) -> None:
     async with engine_of(tmp_path) as engine:
         os.kill(engine.pid, signal.SIGKILL)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
+from appliance import tally
 from appliance.errors import ApplianceError, DeadlinePassed, EngineFailed, InvalidRequest, TooLong
 from appliance.jobs import (
     Beat,
@@ -28,6 +30,7 @@ from appliance.jobs import (
 from appliance.queue.memory import MemoryBroker
 from appliance.settings import QueueSettings
 from appliance.workers.writing.node import WrittenModel
+from tests.node_parts import until
 from tests.tiny_writers import save_writer, vocabulary
 from tests.writing_appliance import Asker, asking, writing_appliance, writing_node, written
 
@@ -128,6 +131,29 @@ async def test_more_texts_than_places_wait_their_turn(folder: Path) -> None:
         found = await asyncio.gather(*(asker.text("m", text_of(LETTERS[number : number + 2])) for number in range(9)))
 
     assert [one[0] for one in found] == [LETTERS[number : number + 2][::-1] for number in range(9)]
+
+
+def figure(name: str, **labels: str) -> float:
+    tally.flush()
+    return sum(
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == name and sample.labels.items() >= {"model": "m", **labels}.items()
+    )
+
+
+async def test_texts_are_counted_while_they_are_written(folder: Path) -> None:
+    written, first = figure("appliance_written_tokens_total"), figure("appliance_node_first_token_seconds_count")
+    async with appliance(folder, places=1, has_end=False, step_s=0.01) as asker:
+        texts = [await asker.send("m", text_of("KL", tokens_max=500)) for _ in range(3)]
+        await until(lambda: figure("appliance_texts", state="waiting") == 2)
+        await until(lambda: figure("appliance_written_tokens_total") > written + 5)
+        assert figure("appliance_texts", state="running") == figure("appliance_text_places") == 1
+        assert figure("appliance_node_first_token_seconds_count") == first + 1
+        for job_id in texts:
+            await asker.cancel(job_id)
+        await until(lambda: figure("appliance_texts") == 0)
 
 
 async def test_a_client_that_leaves_frees_its_place(folder: Path) -> None:

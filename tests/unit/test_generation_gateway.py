@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from appliance import tally
+from appliance import logs, tally
 from appliance.compat import token_ids
 from appliance.compat.openai_chat_stream import ChatWriter
 from appliance.errors import EngineFailed, InvalidRequest, Overloaded
@@ -507,3 +508,26 @@ async def test_many_questions_become_a_few_jobs_and_one_answer_in_their_order() 
     assert [len(job.task.questions) for job in gateway.queue.jobs if isinstance(job.task, Decide)] == [16, 16, 8]
     for number in range(40):
         assert f'"{number}a"' in answer.text
+
+
+async def test_what_went_wrong_is_found_in_the_log_by_the_requests_id(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[tuple[str, str]] = []
+
+    class Reading(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append((record.getMessage(), logs.request_id.get()))
+
+    caplog.set_level(logging.DEBUG, "appliance")
+    logging.getLogger("appliance").addHandler(handler := Reading())
+    gateway = Gateway()
+    gateway.queue.failure = Failed.of(EngineFailed("the engine died"))
+    try:
+        async with gateway.client() as client:
+            answer = await client.post(CHAT, json=STREAMED, headers={"x-request-id": "mine"})
+    finally:
+        logging.getLogger("appliance").removeHandler(handler)
+
+    assert answer.status_code == 500
+    assert {request_id for _, request_id in found} == {"mine"}
+    assert any("the engine died" in message for message, _ in found)
+    assert any(message.startswith(f"POST {CHAT}: 500 after ") for message, _ in found)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance import logs
+from appliance.cli.startup import tell
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +57,30 @@ def test_libraries_speak_only_of_trouble() -> None:
 
     assert not logging.getLogger("uvicorn").isEnabledFor(logging.INFO)
     assert logging.getLogger("appliance").isEnabledFor(logging.DEBUG)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_of_a_request_has_its_id(form: logs.Format, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(level="info", format=form, part="gateway")
+    logging.getLogger("appliance.test").info("of nobody")
+    token = logs.request_id.set("req_7")
+    logging.getLogger("appliance.test").info("of a client")
+    logs.request_id.reset(token)
+
+    of_nobody, of_a_client = capsys.readouterr().err.splitlines()
+    assert "req_7" not in of_nobody
+    assert (json.loads(of_a_client)["request_id"] == "req_7") if form == "json" else of_a_client.endswith("[req_7]")
+
+
+@pytest.mark.parametrize("is_error", [True, False])
+def test_what_is_said_to_a_person_is_json_where_all_is(is_error: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    tell("two\nlines", is_error=is_error)
+    plain = capsys.readouterr()
+    assert (plain.err if is_error else plain.out) == "two\nlines\n"
+
+    logs.configure(level="info", format="json", part="appliance")
+    tell("two\nlines", is_error=is_error)
+    told = capsys.readouterr()
+    assert not told.out
+    line = json.loads(told.err)
+    assert (line["level"], line["message"]) == ("error" if is_error else "info", "two\nlines")

@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -68,11 +69,13 @@ class WritingPlace(msgspec.Struct, frozen=True):
 Reading = Prepared | list[Weighing] | Tokenized | Text
 
 
-class _Sequence(NamedTuple):
+@dataclass(slots=True)
+class _Sequence:
     """One sequence of a job; `number` is the job's own for it."""
 
     writing: OpenWriting
     number: int
+    has_token: bool = False
 
 
 class WritingNode(Serving[Reading]):
@@ -221,19 +224,20 @@ class WritingNode(Serving[Reading]):
         A job that saw an engine die runs alone: if that engine dies too, it was the job.
         """
         while self._engine is not None and self._pending and len(self._running) < self._sequences_max + AHEAD:
-            writing, number = self._pending[0]
+            writing = self._pending[0].writing
             others = [one for one in self._running.values() if one.writing is not writing]
             if others and (writing.deaths or any(one.writing.deaths for one in others)):
                 return
-            self._pending.popleft()
             sequence = next(self._numbers)
-            self._running[sequence] = _Sequence(writing, number)
-            self._engine.begin(msgspec.structs.replace(writing.orders[number], sequence=sequence))
+            begun = self._running[sequence] = self._pending.popleft()
+            self._engine.begin(msgspec.structs.replace(writing.orders[begun.number], sequence=sequence))
 
     async def _on_step(self, step: Step) -> None:
         """What the engine wrote goes to those who wait for it."""
         telemetry.DEVICE_SECONDS.labels(self._model.name, self._place.name).inc(step.device_s)
-        telemetry.STEP_TEXTS.labels(self._model.name).observe(step.running)
+        if step.running:
+            telemetry.STEP_TEXTS.labels(self._model.name).observe(step.running)
+        telemetry.WRITTEN_TOKENS.labels(self._model.name).inc(sum(len(grown.ids) for grown in step.grown))
         async with self._sending:
             said: dict[OpenWriting, list[Event]] = {}
             for grown in step.grown:
@@ -242,6 +246,10 @@ class WritingNode(Serving[Reading]):
                     continue  # aborted
                 if grown.finish:
                     del self._running[grown.sequence]
+                if grown.ids and not found.has_token:
+                    found.has_token = True
+                    waited_s = time.monotonic() - found.writing.opened.arrived_s
+                    telemetry.NODE_FIRST_TOKEN_SECONDS.labels(self._model.name).observe(waited_s)
                 events = found.writing.take(found.number, grown)
                 if events:
                     said.setdefault(found.writing, []).extend(events)
@@ -328,6 +336,7 @@ class WritingNode(Serving[Reading]):
     async def _tend(self) -> None:
         """Settle what was cancelled or is late, and let gateways hear that texts under way live on."""
         while True:
+            self._tell_load()
             self._something_gone.clear()
             gone, self._gone = self._gone, []
             for writing in gone:
@@ -353,6 +362,16 @@ class WritingNode(Serving[Reading]):
                     await self._something_gone.wait()
             except TimeoutError:
                 pass
+
+    def _tell_load(self) -> None:
+        """For who scales or watches: how many texts there are, and how many can be written at once."""
+        places = self._sequences_max if self._engine is not None else 0
+        running = min(len(self._running), places)
+        waiting = len(self._running) + len(self._pending) - running
+        model, device = self._model.name, self._place.name
+        telemetry.TEXT_PLACES.labels(model, device).set(places)
+        telemetry.TEXTS.labels(model, device, "running").set(running)
+        telemetry.TEXTS.labels(model, device, "waiting").set(waiting)
 
 
 class _Reader:
