@@ -18,6 +18,22 @@ T = TypeVar("T")
 IGNORED_NAMES_MAX = 20
 _LOCATED = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+# How msgspec words what is wrong, but for missing fields.
+_TYPE = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`")
+_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<relation>[<>]=?) (?P<bound>\d+)")
+_BOUND = re.compile(r"Expected `\w+` (?P<relation>[<>]=?) (?P<bound>\S+)")
+_VALUE = re.compile(r"Invalid (enum )?value (?P<value>.*)", re.DOTALL)
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+}
+_PARTS = {"str": "characters", "object": "fields"}
+_RELATIONS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
+_VALUE_CHARS_MAX = 100
 # One decoder a form.
 _Decoders = dict[Format, msgspec.json.Decoder[S] | msgspec.msgpack.Decoder[S]]
 
@@ -80,20 +96,35 @@ def decoded_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str) 
 
 
 def _explained(error: msgspec.ValidationError, *, root: str = "") -> InvalidRequest:
-    """msgspec's words, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`.
+    """msgspec's words in ours, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`.
 
     `root` is the field that was decoded, an array; "" where it was a whole body.
     """
     text = str(error)
     located = _LOCATED.match(text)
     what, path = (located["what"], root + located["path"]) if located else (text, root)
+    path = path.replace("[...]", "")  # a map's key, which is not told
     if missing := _MISSING.search(what):
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return InvalidRequest(f"missing required field '{field}'", param=field)
-    what = what.replace("`", "'")
     if not path:
-        return MalformedBody(f"the request body must be an object: {what[:1].lower()}{what[1:]}")
-    return InvalidRequest(f"'{path}': {what[:1].lower()}{what[1:]}", param=path)
+        return MalformedBody(f"the request body {_in_words(what)}")
+    return InvalidRequest(f"'{path}' {_in_words(what)}", param=path)
+
+
+def _in_words(what: str) -> str:
+    """What is wrong with a field, as what is to be said of it: "must be a string, not null"."""
+    if found := _TYPE.fullmatch(what):
+        *kinds, last = (_KINDS.get(kind, kind) for kind in found["wanted"].split(" | "))
+        wanted = f"{', '.join(kinds)} or {last}" if kinds else last
+        return f"must be {wanted}, not {_KINDS.get(found['got'], found['got'])}"
+    if found := _LENGTH.fullmatch(what):
+        return f"must have {_RELATIONS[found['relation']]} {found['bound']} {_PARTS.get(found['kind'], 'items')}"
+    if found := _BOUND.fullmatch(what):
+        return f"must be {_RELATIONS[found['relation']]} {found['bound'].removesuffix('.0')}"
+    if found := _VALUE.fullmatch(what):
+        return f"is {found['value'][:_VALUE_CHARS_MAX]}, which is none of the values it may have"
+    return f"is wrong: {what[:1].lower()}{what[1:]}".replace("`", "'")
 
 
 def _malformed(body: bytes, error: Exception, form: Format) -> MalformedBody:

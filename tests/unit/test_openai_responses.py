@@ -151,7 +151,7 @@ def test_what_is_no_json_object_is_malformed(sent: bytes) -> None:
         ({"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text.format.name"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"verbosity": "mute"}}, "text.verbosity"),
-        ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(METADATA_MAX + 1)}}, "metadata"),
         ({"metadata": {"k" * 65: ""}}, "metadata"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),

@@ -178,11 +178,11 @@ async def test_how_long_a_document_may_be(
     [
         ({"query": ""}, (400, "'query' is empty; send some text")),
         ({"query": " \n"}, (400, "'query' is empty; send some text")),
-        ({"query": None}, (400, "'query': expected 'str', got 'null'")),
+        ({"query": None}, (400, "'query' must be a string, not null")),
         ({"query": "x" * 65_537}, (400, "'query' is 65537 B of text, the limit is 65536 B")),
         ({"documents": []}, (400, "'documents' has 0 documents; it must have between 1 and 10000")),
         ({"documents": ["x"] * 10_001}, (400, "'documents' has 10001 documents; it must have between 1 and 10000")),
-        ({"documents": "text"}, (400, "'documents': expected 'array', got 'str'")),
+        ({"documents": "text"}, (400, "'documents' must be an array, not a string")),
         ({"documents": ["a", {"title": "b"}]}, (400, "'documents[1]' has no 'text'")),
         ({"documents": [{"image": "aGk="}]}, (400, "'documents[0]' has no 'text'")),
         ({"documents": [{"text": "a"}], "rank_fields": ["x", "y"]}, (400, "'documents[0]' has no 'x', 'y'")),
