@@ -29,7 +29,19 @@ import msgspec
 
 from appliance.errors import EngineFailed, StartupError
 from appliance.workers import wire
-from appliance.workers.wire import Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
+from appliance.workers.wire import (
+    Adapters,
+    Encode,
+    Encoded,
+    Fault,
+    FromEngine,
+    Load,
+    LoadAdapter,
+    Loaded,
+    Stop,
+    ToEngine,
+    UnloadAdapter,
+)
 
 OUTSTANDING_MAX: Final = 256  # a bug's bound: nodes hand over a few batches ahead
 SOCKET_NAME_BYTES_MAX: Final = 24  # of ours, with the slash before it
@@ -40,6 +52,9 @@ _STDERR_LINE_BYTES_MAX: Final = 2000
 _ENGINE_LINE: Final = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+ (?P<message>.*)")
 _EXIT_WAIT_S: Final = 2.0  # from the end of the stream to the end of the process
 _PEER_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+Asked = Load | Encode | LoadAdapter | UnloadAdapter  # frames that an engine answers, in order
+Answered = Loaded | Encoded | Adapters
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +191,7 @@ class EngineProcess:
         assert isinstance(answer, Encoded)
         return answer
 
-    async def _ask(self, order: Load | Encode, timeout_s: float) -> Loaded | Encoded:
+    async def _ask(self, order: Asked, timeout_s: float) -> Answered:
         assert self._writer is not None
         assert self._dead is not None
         assert len(self._waiting) < OUTSTANDING_MAX, (
@@ -273,7 +288,7 @@ class EngineProcess:
             return
         if isinstance(answer, Fault):
             waiting.answer.set_exception(_error(answer))
-        elif isinstance(answer, Loaded | Encoded):
+        elif isinstance(answer, Loaded | Encoded | Adapters):
             waiting.answer.set_result(answer)
 
     def _watch_next(self) -> None:
@@ -382,10 +397,10 @@ class EngineProcess:
 class _Waiting:
     """One frame that the engine has to answer."""
 
-    def __init__(self, order: Load | Encode, timeout_s: float) -> None:
+    def __init__(self, order: Asked, timeout_s: float) -> None:
         self.order = order
         self.timeout_s = timeout_s
-        self.answer: asyncio.Future[Loaded | Encoded] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
 
 def _answers(answer: FromEngine, order: ToEngine) -> bool:
@@ -394,6 +409,8 @@ def _answers(answer: FromEngine, order: ToEngine) -> bool:
             return isinstance(answer, Loaded) or (isinstance(answer, Fault) and answer.batch == -1)
         case Encode(batch=batch):
             return isinstance(answer, Encoded | Fault) and answer.batch == batch
+        case LoadAdapter() | UnloadAdapter():
+            return isinstance(answer, Adapters) or (isinstance(answer, Fault) and answer.batch == -1)
         case _:
             return False
 

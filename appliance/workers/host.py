@@ -20,11 +20,25 @@ import msgspec
 from appliance.processes import die_with_parent
 from appliance.workers import wire
 from appliance.workers.engine import DeviceLost, Engine, OutOfMemory, TextEngine
-from appliance.workers.wire import Abort, Begin, Encode, Encoded, Fault, FromEngine, Load, Loaded, Stop, ToEngine
+from appliance.workers.wire import (
+    Abort,
+    Begin,
+    Encode,
+    Encoded,
+    Fault,
+    FromEngine,
+    Load,
+    LoadAdapter,
+    Loaded,
+    Stop,
+    ToEngine,
+    UnloadAdapter,
+)
 
 EXIT_DONE: Final = 0
 EXIT_MALFORMED_FRAME: Final = 2
 EXIT_DEVICE_LOST: Final = 3
+NO_ADAPTERS: Final = Fault(-1, "invalid", "this engine takes no adapters; SGLang does")
 
 _MESSAGE_CHARS_MAX = 300
 _PATH = re.compile(r"(?<![\w:/])(?:[A-Za-z]:\\|/)[^\s'\",;:()]+")
@@ -110,9 +124,11 @@ ENGINES: Final[dict[str, Callable[[], Engine]]] = {"encoder": _encoder, "fake": 
 TEXT_ENGINES: Final[dict[str, Callable[[], TextEngine]]] = {"generator": _generator, "fake-texts": _fake_texts}
 
 
-def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
+def _answer(engine: Engine, order: Load | Encode | LoadAdapter | UnloadAdapter) -> Loaded | Encoded | Fault:
     """Do what the frame asks. Whatever an engine raises, except `DeviceLost`, becomes a `Fault`."""
-    batch = -1 if isinstance(order, Load) else order.batch
+    if isinstance(order, LoadAdapter | UnloadAdapter):
+        return NO_ADAPTERS
+    batch = order.batch if isinstance(order, Encode) else -1
     try:
         match order:
             case Load():
@@ -134,11 +150,11 @@ def _answer(engine: Engine, order: Load | Encode) -> Loaded | Encoded | Fault:
         return Fault(batch, "failed", public_words(exc))
 
 
-def _framed(answer: FromEngine, order: Load | Encode) -> bytes:
+def _framed(answer: FromEngine, order: ToEngine) -> bytes:
     try:
         return wire.frame(answer)
     except ValueError as exc:  # more rows than one frame takes
-        return wire.frame(Fault(-1 if isinstance(order, Load) else order.batch, "invalid", public_words(exc)))
+        return wire.frame(Fault(order.batch if isinstance(order, Encode) else -1, "invalid", public_words(exc)))
 
 
 def public_words(exc: BaseException) -> str:

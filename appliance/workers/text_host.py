@@ -15,8 +15,8 @@ import msgspec
 
 from appliance.workers import wire
 from appliance.workers.engine import DeviceLost, OutOfMemory, TextEngine
-from appliance.workers.host import EXIT_DEVICE_LOST, EXIT_DONE, EXIT_MALFORMED_FRAME, public_words, receive
-from appliance.workers.wire import Abort, Begin, Encode, Fault, Load, Loaded, Stop, ToEngine
+from appliance.workers.host import EXIT_DEVICE_LOST, EXIT_DONE, EXIT_MALFORMED_FRAME, NO_ADAPTERS, public_words, receive
+from appliance.workers.wire import Abort, Begin, Encode, Fault, Load, LoadAdapter, Loaded, Stop, ToEngine, UnloadAdapter
 
 # A step with nothing to tell says that a long prompt is still being computed.
 SILENCE_S_MAX: Final = 1.0
@@ -56,6 +56,8 @@ def _serve(connection: socket.socket, engine: TextEngine, orders: "queue.SimpleQ
                 engine.begin(begin)
             case Abort(sequences=sequences):
                 engine.abort(sequences)
+            case LoadAdapter() | UnloadAdapter():
+                connection.sendall(wire.frame(NO_ADAPTERS))
             case Encode() | str():
                 return EXIT_MALFORMED_FRAME
 

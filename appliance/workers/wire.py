@@ -6,7 +6,8 @@ A frame is a 4-byte big-endian length and that many bytes of msgpack: one tagged
 works. A runtime in any language can join by speaking this.
 
 An engine that generates is another kind of process: after `Load` it takes `Begin` and `Abort` at any time, and sends a
-`Step` after each pass over its running sequences.
+`Step` after each pass over its running sequences. It answers each `LoadAdapter` and `UnloadAdapter` with `Adapters` or
+`Fault`, in the order of these and of `Load`.
 """
 
 import struct
@@ -89,7 +90,7 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
     """The frame could not be served. `code` is "oom" (smaller batches may work), "invalid" or "failed"."""
 
-    batch: int  # -1 when it answers a `Load`
+    batch: int  # of an `Encode`; -1 when it answers another frame
     code: str
     message: str
 
@@ -116,6 +117,25 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Nobody wants these sequences any more. Unknown ones are ignored; nothing more is said of them."""
 
     sequences: tuple[int, ...]
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Make a LoRA adapter of the model ready to be named by `Begin.adapter`. `folder` is one of safetensors."""
+
+    adapter: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """No further sequence names it; those that run with it go on. Answered when none does."""
+
+    adapter: str
+
+
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """The names that `Begin.adapter` may have now."""
+
+    names: tuple[str, ...]
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True):
@@ -146,8 +166,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish the frame at hand and exit with 0."""
 
 
-ToEngine = Load | Encode | Begin | Abort | Stop
-FromEngine = Loaded | Encoded | Step | Fault
+ToEngine = Load | Encode | Begin | Abort | LoadAdapter | UnloadAdapter | Stop
+FromEngine = Loaded | Encoded | Step | Adapters | Fault
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

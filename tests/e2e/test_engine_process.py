@@ -28,6 +28,7 @@ from appliance.workers.engine_process import (
 )
 from appliance.workers.engines.fake import FakeEngine
 from appliance.workers.wire import Encode, Load
+from appliance.workers.writing.engine import TextEngineProcess
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +176,18 @@ async def test_each_fault_has_its_own_error_and_the_engine_lives_on(tmp_path: Pa
         assert nan.bad == (1,)
         assert np.isfinite(np.frombuffer(nan.rows, dtype="<f4")).all()
         await engine.encode("m", *packed([1]))
+
+
+@pytest.mark.parametrize("name", ["fake", "fake-texts"])
+async def test_an_engine_without_adapters_says_so_and_lives_on(tmp_path: Path, name: str) -> None:
+    engine = TextEngineProcess(
+        host_command(name, threads=1), name=name, sockets_dir=tmp_path, start_timeout_s=30, batch_timeout_s=30
+    )
+    async with engine:
+        for changing in (engine.load_adapter("a", tmp_path), engine.unload_adapter("a")):
+            with pytest.raises(EngineRefused, match="takes no adapters"):
+                await changing
+        assert engine.outstanding == 0
 
 
 async def test_a_model_that_cannot_be_served_is_refused_without_naming_paths(tmp_path: Path) -> None:

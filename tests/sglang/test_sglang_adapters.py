@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -16,13 +16,16 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from appliance.jobs import Sampling
+from appliance.workers.engine_process import EngineRefused
 from appliance.workers.engines.sglang import asking
 from appliance.workers.engines.sglang.client import Client, ServerRefused
 from appliance.workers.engines.sglang.environment import Environment
 from appliance.workers.engines.sglang.flags import ALLOWED
 from appliance.workers.engines.sglang.launch import environment_of
 from appliance.workers.engines.sglang.server import Server
-from appliance.workers.wire import Begin, Load
+from appliance.workers.wire import Begin, Grown, Load, Step
+from appliance.workers.writing.engine import TextEngineProcess
 from tests.sglang.reference import Reference
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -133,6 +136,69 @@ async def test_adapters_are_loaded_mixed_and_gone(
         assert await text(client, 10, prompt, adapter="two") == expected["two"]
         # What that check is for: SGLang itself would serve the name again.
         assert await text(client, 11, prompt, adapter="one") == expected["one"]
+
+
+async def test_a_node_has_adapters_loaded_and_names_them(
+    environment: Environment, command: list[str], order: Load, smollm2: Path, tmp_path: Path
+) -> None:
+    """By frames, as the node does it."""
+    adapted = Adapted(tmp_path / "one", smollm2, seed=0)
+    wide = Adapted(tmp_path / "wide", smollm2, seed=1)
+    config = json.loads((wide.folder / "adapter_config.json").read_text())
+    (wide.folder / "adapter_config.json").write_text(json.dumps(config | {"r": 16 * RANK}))
+    prompt = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode("The river", add_special_tokens=False).ids
+    reference = Reference(smollm2)
+    reference.add_to_weights(adapted.changes)
+    expected = reference.greedy(prompt, 12)
+    engine = TextEngineProcess(
+        command, name="sglang", sockets_dir=tmp_path, start_timeout_s=READY_S, batch_timeout_s=READY_S
+    )
+    grown: dict[int, list[Grown]] = {}
+    stepped = asyncio.Condition()
+
+    async def on_step(step: Step) -> None:
+        async with stepped:
+            for one in step.grown:
+                grown.setdefault(one.sequence, []).append(one)
+            stepped.notify_all()
+
+    def begin(sequence: int, count: int) -> None:
+        ids = np.array(prompt, dtype="<i4").tobytes()
+        engine.begin(Begin(sequence, "m", ids, count, sampling=Sampling(temperature=0.0), adapter="one"))
+
+    async def heard(is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(READY_S), stepped:
+            await stepped.wait_for(is_so)
+
+    async def finish_of(sequence: int) -> str:
+        await heard(lambda: any(one.finish for one in grown.get(sequence, ())))
+        return grown[sequence][-1].finish
+
+    async with engine:
+        engine.listen(on_step)
+        await engine.load(msgspec.structs.replace(order, flags=FLAGS))
+        begin(1, 4)
+        assert await finish_of(1) == "fault", "it is not loaded"
+        (tmp_path / "half").mkdir()
+        (tmp_path / "half" / "adapter_config.json").write_text("{}")
+        with pytest.raises(EngineRefused, match=r"adapter_model\.safetensors"):
+            await engine.load_adapter("half", tmp_path / "half")
+        with pytest.raises(EngineRefused):
+            await engine.load_adapter("wide", wide.folder)
+        assert await engine.load_adapter("one", adapted.folder) == ("one",)
+        with pytest.raises(EngineRefused, match="of this name"):
+            await engine.load_adapter("one", adapted.folder)
+
+        begin(2, 12)
+        assert await finish_of(2) == "length"
+        assert [token for one in grown[2] for token in one.ids] == expected
+
+        begin(3, 200)
+        await heard(lambda: 3 in grown)
+        assert await engine.unload_adapter("one") == ()
+        assert await finish_of(3) == "length", "a text that runs with it goes on"
+        begin(4, 4)
+        assert await finish_of(4) == "fault"
 
 
 async def _check_locked(server: Server) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from appliance.workers import wire
 from appliance.workers.engine_process import EngineProcess
-from appliance.workers.wire import Abort, Begin, FromEngine, Step
+from appliance.workers.wire import Abort, Adapters, Begin, FromEngine, LoadAdapter, Step, UnloadAdapter
+
+# An engine gives up sooner, and says so; unloading waits for texts to end.
+ADAPTER_TIMEOUT_S: Final = 400.0
 
 
 class TextEngineProcess(EngineProcess):
@@ -50,6 +54,22 @@ class TextEngineProcess(EngineProcess):
         self._begun.difference_update(numbers)
         self._expect_a_step()
         self._send(wire.frame(Abort(numbers)))
+
+    async def load_adapter(self, adapter: str, folder: Path) -> tuple[str, ...]:
+        """Make a LoRA adapter ready, of safetensors in a local folder. The names that are.
+
+        Raises EngineRefused, with the reason, for an adapter that cannot be taken or a name in use; EngineFailed.
+        """
+        return await self._adapters_after(LoadAdapter(adapter, str(folder)))
+
+    async def unload_adapter(self, adapter: str) -> tuple[str, ...]:
+        """Let go of one, once the texts that are written with it are over. Raises like `load_adapter`."""
+        return await self._adapters_after(UnloadAdapter(adapter))
+
+    async def _adapters_after(self, order: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
+        answer = await self._ask(order, ADAPTER_TIMEOUT_S)
+        assert isinstance(answer, Adapters)
+        return answer.names
 
     async def _take(self, answer: FromEngine) -> None:
         if not isinstance(answer, Step):

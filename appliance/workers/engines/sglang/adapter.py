@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Container
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,27 @@ from appliance.workers.engines.sglang.environment import VERSION_MIN, Environmen
 from appliance.workers.engines.sglang.launch import check_device
 from appliance.workers.engines.sglang.outbox import Outbox
 from appliance.workers.engines.sglang.server import Server, ServerDied
-from appliance.workers.wire import Abort, Begin, Encode, Fault, Grown, Load, Loaded, Stop, ToEngine
+from appliance.workers.wire import (
+    Abort,
+    Adapters,
+    Begin,
+    Encode,
+    Fault,
+    Grown,
+    Load,
+    LoadAdapter,
+    Loaded,
+    Stop,
+    ToEngine,
+    UnloadAdapter,
+)
 
 EXIT_DONE: Final = 0
 EXIT_MALFORMED_FRAME: Final = 2
 EXIT_SERVER_DIED: Final = 3
 
 SEQUENCES_MAX: Final = 4096  # begun and not over
+ADAPTER_NAME_CHARS_MAX: Final = 256
 ABORTS_MAX: Final = 20  # of one sequence, until SGLang knows it and lets go
 _ABORT_WAIT_S: Final = 0.25
 _WARM_UP: Final = '{"grammars":[{"json_schema":{"type":"boolean"}}]}'
@@ -61,6 +76,7 @@ class Adapter:
         self._held = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._is_asked = False
+        self._answering = asyncio.Lock()  # answers come in the order of what they answer
         self._client: Client | None = None
         self._vocabulary = 0
         self._tokens_max = 0
@@ -106,6 +122,8 @@ class Adapter:
                     await self._begin(order)
                 case Abort():
                     self._abort(order)
+                case LoadAdapter() | UnloadAdapter():
+                    self._tasks.create_task(self._change_adapters(order))
                 case Stop():
                     raise _Ended(EXIT_DONE)
                 case Encode():
@@ -121,6 +139,13 @@ class Adapter:
 
     async def _hold(self, order: Load) -> None:
         """Start the server, answer the `Load`, and watch. Raises ServerDied if it ends after that."""
+        async with self._answering:
+            server = await self._answer(order)
+        if server is not None:
+            raise await server.died()
+
+    async def _answer(self, order: Load) -> Server | None:
+        """The server that runs; None if it could not be started, or does not work."""
         started_s = asyncio.get_running_loop().time()
         try:
             server, client = await self._start(order)
@@ -139,7 +164,35 @@ class Adapter:
             self._client = client
             load_s = asyncio.get_running_loop().time() - started_s
             self._outbox.say(loaded_of(order, info, tokens_max=self._tokens_max, load_s=load_s))
-            raise await server.died()
+            return server
+        return None
+
+    async def _change_adapters(self, order: LoadAdapter | UnloadAdapter) -> None:
+        """One after the other, as the node asked."""
+        async with self._answering:
+            try:
+                self._outbox.say(Adapters(await self._adapters_after(order)))
+            except ValueError as exc:
+                self._outbox.say(Fault(-1, "invalid", public(str(exc))))
+            except ServerRefused as exc:
+                code = "invalid" if 400 <= exc.status < 500 else "failed"
+                self._outbox.say(Fault(-1, code, public(str(exc)) or "SGLang refused the adapter"))
+            except (ServerUnreachable, StreamBroken) as exc:
+                _log.exception("an adapter is neither loaded nor unloaded")
+                self._outbox.say(Fault(-1, "failed", public(str(exc))))
+
+    async def _adapters_after(self, order: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
+        """Raises ValueError for what is not asked of SGLang, and what its client raises."""
+        if self._client is None:
+            raise ValueError("the model is not loaded")
+        if isinstance(order, LoadAdapter):
+            check_adapter(order, loaded=self._client.adapters)
+            await self._client.load_lora(order.adapter, order.folder)
+        elif order.adapter not in self._client.adapters:
+            raise ValueError("the adapter is not loaded")
+        else:
+            await self._client.unload_lora(order.adapter)
+        return tuple(sorted(self._client.adapters))
 
     async def _start(self, order: Load) -> tuple[Server, Client]:
         """Both are left with the adapter. Raises ValueError, ServerDied."""
@@ -232,6 +285,21 @@ class Adapter:
     async def _say(self, grown: Grown) -> None:
         if grown.sequence not in self._aborted:
             await self._outbox.put(grown)
+
+
+def check_adapter(order: LoadAdapter, *, loaded: Container[str]) -> None:
+    """Raises ValueError for a name that is none or is taken, and for a folder without what is loaded from it.
+
+    SGLang would also take PyTorch's own files, which can hold code.
+    """
+    name = order.adapter
+    if not name or len(name) > ADAPTER_NAME_CHARS_MAX or not name.isprintable():
+        raise ValueError(f"an adapter's name has 1 to {ADAPTER_NAME_CHARS_MAX} printable characters")
+    if name in loaded:
+        raise ValueError("an adapter of this name is loaded; unload it first")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        if not Path(order.folder, file).is_file():
+            raise ValueError(f"the adapter's folder has no {file}")
 
 
 def check_info(info: ServerInfo) -> None:
