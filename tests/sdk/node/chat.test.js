@@ -128,3 +128,15 @@ for (const [name, model] of Object.entries(models)) {
     assert.ok(City.parse(toolCalls[0].input));
   });
 }
+
+for (const [name, model] of Object.entries(models)) {
+  test(`AI SDK, ${name}: a conversation goes on`, async () => {
+    // The default model refers to its earlier answers by their ids, unless it is told that they are not stored.
+    const providerOptions = { openai: { store: false } };
+    const asked = { model, maxOutputTokens: 8, maxRetries: 0, providerOptions };
+    const first = await generateText({ ...asked, prompt: 'Say hello.' });
+    const messages = [{ role: 'user', content: 'Say hello.' }, ...first.response.messages, { role: 'user', content: 'Again.' }];
+    const second = await generateText({ ...asked, messages });
+    assert.ok(second.usage.inputTokens > first.usage.inputTokens);
+  });
+}
