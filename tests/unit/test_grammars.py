@@ -150,6 +150,16 @@ def test_what_a_grammar_allows_is_what_the_parser_reads(style: Style, seed: int)
         assert arguments.keys() <= {"a", "b"}
 
 
+@pytest.mark.parametrize("name", ["BAREMETAL_list", "NAME", "get_NAME_BARE"])
+@pytest.mark.parametrize(("style", "call"), STYLES)
+def test_a_function_may_have_any_name(style: Style, call: str, name: str) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": CITY}}]
+
+    found = grammar(Generate(tool_choice="required"), tools, style)
+
+    assert accepts(found, call.replace("get", name))
+
+
 def test_text_may_come_before_a_call_and_none_that_is_bad_after_its_mark() -> None:
     auto = grammar(Generate(), TOOLS)
 

@@ -276,6 +276,12 @@ def test_a_stop_string_is_one_of_the_text_and_not_of_thoughts_or_calls(tmp_path:
     assert (ended.finish, ended.stop) == ("tool_calls", "")
 
 
+def test_a_text_that_stops_with_its_last_token_has_stopped(writer: Writer) -> None:
+    whole, ended = read(writer.prepare(chat(stop=("END",))), "one END", is_ended=False)
+
+    assert (whole.text, ended.finish, ended.stop) == ("one ", "stop", "END")
+
+
 def test_what_may_become_a_stop_string_is_told_before_a_call(writer: Writer) -> None:
     whole, ended = read(writer.prepare(chat(tools=TOOLS, stop=("I will",))), f"I w{CALL}")
 

@@ -11,6 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 _PLACE: Final = re.compile(r"at \d+\(\d+\): ")
 _ERROR: Final = "error: "
+_BLANKS: Final = re.compile("NAME|BARE")  # of a style, see `Style.before`
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Of fifteen digits, which every reader of JSON takes exactly; llguidance counts no finer than the step.
@@ -237,10 +239,14 @@ def _calls(
         param = f"tools[{index}].function.parameters"
         schema = _parameters(function, param)
         rule = _json(schema, cache=cache, param=param, is_lenient=not function.get("strict"))
-        before = style.before.replace("NAME", json.dumps(function["name"])).replace("BARE", function["name"])
+        before = _BLANKS.sub(partial(_filled, name=function["name"]), style.before)
         rules.append(f"call_{index}: {_literal(before, marks)} {rule} {_literal(style.after, marks)}")
     names = " | ".join(rule.partition(":")[0] for rule in rules)
     return [f"call: {names}", *rules]
+
+
+def _filled(blank: re.Match[str], *, name: str) -> str:
+    return json.dumps(name) if blank[0] == "NAME" else name
 
 
 def _parameters(function: dict[str, Any], param: str) -> dict[str, Any]:

@@ -303,6 +303,8 @@ class TextWriter:
             said += self._calls.end() if self._calls is not None else []
             said = self._up_to_stop(said)
             said.append(Said(text=self._stops.flush()))
+        if self.is_stopped:  # at its limit, too
+            reason = "stop"
         has_calls = self._has_called and self._calls is not None and self._calls.calls > 0
         finish: Finish = "tool_calls" if has_calls and reason == "stop" else reason
         chosen = self._chosen if any(piece.text for piece in said) else ()
