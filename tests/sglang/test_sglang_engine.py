@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from appliance.jobs import Sampling
+from appliance.workers.engines.sglang.answers import UNFIT
 from appliance.workers.wire import Fault, Load, Loaded
 from tests.appliance_process import wait_gone
 from tests.sglang.conftest import SEQUENCES
@@ -171,9 +172,24 @@ def test_a_bad_grammar_is_a_fault_of_its_own_text(
 
     bad, good = engine.begin(prompt, grammar=grammar), engine.begin(prompt, tokens_max=3)
 
-    assert engine.whole(bad).finish == "fault"
+    assert engine.whole(bad).finish == "refused"
     assert word in engine.whole(bad).fault
     assert len(engine.whole(good).ids) == 3
+
+
+def test_a_grammar_that_gets_too_complex_is_the_requests_fault_and_no_end(engine: Driver, tokenizer: Tokenizer) -> None:
+    """llguidance then allows nothing but the end of the text, which must not be taken for it."""
+    rule = "/x{12}(a|b|c|.{0,9}){60}(.*[a-m].{40}){3}/"
+    grammar = json.dumps({"grammars": [{"lark_grammar": f"%llguidance {{}}\nstart: {rule}"}]})
+    prompt = chat(tokenizer, "Hi.")
+
+    bad, good = engine.begin(prompt, grammar=grammar, tokens_max=40), engine.begin(prompt, tokens_max=9)
+
+    written = engine.whole(bad)
+    assert written.finish == "refused"
+    assert written.fault.startswith(UNFIT)
+    assert tokenizer.decode(written.ids) == "x" * 12, "it fails after these"
+    assert len(engine.whole(good).ids) == 9
 
 
 def test_log_probabilities_are_those_of_the_model(engine: Driver, reference: Reference, tokenizer: Tokenizer) -> None:

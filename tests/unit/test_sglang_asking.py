@@ -1,6 +1,7 @@
 """A node's words as SGLang's, and SGLang's as a node's. Pure."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 from appliance.jobs import Sampling
-from appliance.workers.engines.sglang import asking
+from appliance.workers.engines.sglang import answers, asking
 from appliance.workers.engines.sglang.answers import (
     EVENT_BYTES_MAX,
     LOGPROB_MIN,
+    UNFIT,
     EventLines,
     StreamBroken,
     decode_event,
@@ -88,6 +90,13 @@ def test_weighing_is_one_token_that_is_not_chosen_by_chance() -> None:
 )
 def test_any_seed_is_a_signed_one(seed: int, expected: int) -> None:
     assert asking.signed(seed) == expected
+
+
+def test_the_plugin_says_of_a_grammar_what_is_looked_for() -> None:
+    """It runs in SGLang's environment, which cannot import ours, nor this one its."""
+    plugin = Path(answers.__file__).with_name("inside") / "plugin" / "appliance_sglang.py"
+
+    assert f'UNFIT: Final = "{UNFIT}"' in plugin.read_text()
 
 
 def test_no_name_of_a_request_begins_as_another_does() -> None:
@@ -207,5 +216,7 @@ def test_what_the_client_is_to_blame_for_is_said_and_nothing_else() -> None:
     assert grown(aborted, begin=begin) == Grown(3, finish="refused", fault="bad grammar in <path>")
     assert grown(broken, begin=begin) == Grown(3, finish="fault", fault="the engine failed")
     assert grown_of(refused, begin, is_first=True).fault == "too hot"
+    unfit = f"Grammar accept_token failed: {UNFIT}: too many expressions in /srv/x.rs"
+    assert fault(3, unfit, status=500) == Grown(3, finish="refused", fault=f"{UNFIT}: too many expressions in <path>")
     assert fault(3, "x" * 1000, status=422).fault == "x" * 199 + "…"
     assert fault(3, "", status=400).fault == "the engine failed"

@@ -10,6 +10,8 @@ from appliance.workers.wire import Begin, Grown
 EVENT_BYTES_MAX: Final = 16 * 1024 * 1024
 LOGPROB_MIN: Final = -9999.0  # OpenAI's word for "next to impossible"; JSON has none for minus infinity
 _DONE: Final = b"[DONE]"
+# What `inside/plugin/appliance_sglang.py` says of a grammar, in a message and under a status of SGLang's own.
+UNFIT: Final = "the answer cannot follow the requested form"
 _MESSAGE_CHARS_MAX: Final = 200
 _PATH: Final = re.compile(r"(?<![\w:/])/[^\s'\",;:()]+")
 
@@ -118,6 +120,8 @@ def grown_of(event: Event, begin: Begin, *, is_first: bool) -> Grown:
 
 def fault(sequence: int, message: str, *, status: int | None) -> Grown:
     """Why a sequence cannot go on. What the request is to blame for is said in SGLang's words, the rest is not."""
+    if UNFIT in message:
+        return Grown(sequence, finish="refused", fault=public(message[message.index(UNFIT) :]))
     if message and status is not None and 400 <= status < 500:
         return Grown(sequence, finish="refused", fault=public(message))
     return Grown(sequence, finish="fault", fault="the engine failed")

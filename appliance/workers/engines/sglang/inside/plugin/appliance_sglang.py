@@ -11,8 +11,11 @@ from typing import Any, Final
 
 import torch
 from appliance_loopback import use_loopback
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from sglang.srt.constrained.base_grammar_backend import (
     BaseGrammarObject,
+    GrammarRow,
     InvalidGrammarObject,
     register_grammar_backend,
 )
@@ -22,6 +25,9 @@ from sglang.srt.server_args import add_grammar_backend_choices
 NAME: Final = "appliance"
 KEPT_MAX: Final = 128
 GRAMMAR_CHARS_MAX: Final = 1_048_576
+# By these words `answers.py` knows that a request's grammar is to blame, which SGLang calls an error of its own.
+UNFIT: Final = "the answer cannot follow the requested form"
+_WORDS_MAX: Final = 200
 _BITS: Final = 32
 
 
@@ -42,13 +48,64 @@ class KeptGrammars(OrderedDict[tuple[str, str], BaseGrammarObject]):
 
 
 class ApplianceGrammar(GuidanceGrammar):
-    """One grammar at one place in a text."""
+    """One grammar at one place in a text.
+
+    What may come next is computed when a token is accepted, not when it is needed: a grammar may get too complex on the
+    way, llguidance then allows nothing but the end, and SGLang would take it for the text's own. An error out of
+    `accept_token` aborts the request in time.
+    """
+
+    def __init__(
+        self,
+        llguidance_tokenizer: LLTokenizer,
+        serialized_grammar: str,
+        *,
+        ll_matcher: LLMatcher | None = None,
+        next_mask: torch.Tensor | None = None,
+    ) -> None:
+        """Raises ValueError for a grammar that cannot be followed."""
+        super().__init__(llguidance_tokenizer, serialized_grammar, ll_matcher=ll_matcher)
+        self._next_mask = next_mask if next_mask is not None else self._computed_mask()
 
     def copy(self) -> "ApplianceGrammar":
-        """At the start again, without compiling it."""
+        """At the same place, without compiling it."""
         return ApplianceGrammar(
-            self.llguidance_tokenizer, self.serialized_grammar, ll_matcher=self.ll_matcher.deep_copy()
+            self.llguidance_tokenizer,
+            self.serialized_grammar,
+            ll_matcher=self.ll_matcher.deep_copy(),
+            next_mask=self._next_mask,
         )
+
+    def accept_token(self, token: int) -> None:
+        """Raises ValueError where nothing can follow it any more."""
+        super().accept_token(token)
+        if not self.finished:
+            self._next_mask = self._computed_mask()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take tokens back."""
+        super().rollback(num_tokens)
+        self._next_mask = self._computed_mask()
+
+    def fill_vocab_mask(self, vocab_mask: torch.Tensor, idx: int) -> None:
+        """What may come next."""
+        vocab_mask[idx] = self._next_mask
+
+    @staticmethod
+    def fill_vocab_mask_batched(entries: list[GrammarRow], vocab_mask: torch.Tensor) -> None:
+        """For each its own."""
+        BaseGrammarObject.fill_vocab_mask_batched(entries, vocab_mask)
+
+    def _computed_mask(self) -> torch.Tensor:
+        mask = allocate_token_bitmask(1, self.llguidance_tokenizer.vocab_size)
+        fill_next_token_bitmask(self.ll_matcher, mask, 0)
+        self._check_err()
+        return mask[0]
+
+    def _check_err(self) -> None:
+        if self.ll_matcher.is_error():
+            first = (str(self.ll_matcher.get_error()).strip().splitlines() or ["no details"])[0]
+            raise ValueError(f"{UNFIT}: {first[:_WORDS_MAX]}")
 
     @staticmethod
     def apply_vocab_mask(logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
