@@ -52,6 +52,17 @@ NO_WEIGHTS: Final = Weights(0, 0)
 
 def check_safetensors(path: Path) -> Weights:
     """What all tensors in the file come to. Raises `StartupError` for a file that is cut off, damaged or forged."""
+    shapes, data_bytes = _read(path)
+    return Weights(data_bytes, sum(math.prod(shape) for shape in shapes.values()))
+
+
+def shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in the file, by name. Raises like `check_safetensors`."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The shapes, and how many bytes the tensors have. Raises `StartupError`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -62,16 +73,15 @@ def check_safetensors(path: Path) -> Weights:
             if data_bytes < 0 or length > HEADER_BYTES_MAX:
                 raise _refused(path, f"its header announces {length} B, the file has {size} B")
             header = file.read(length)
-        numbers = _check_header(header, data_bytes)
+        return _checked_shapes(header, data_bytes), data_bytes
     except OSError as exc:
         raise StartupError(f"{path} cannot be read: {exc.strerror}") from exc
     except (msgspec.MsgspecError, ValueError) as exc:
         raise _refused(path, str(exc)) from exc
-    return Weights(data_bytes, numbers)
 
 
-def _check_header(header: bytes, data_bytes: int) -> int:
-    """The numbers in its tensors.
+def _checked_shapes(header: bytes, data_bytes: int) -> dict[str, tuple[int, ...]]:
+    """Of its tensors.
 
     Raises ValueError, or what msgspec raises, for a header that does not describe exactly `data_bytes` B.
     """
@@ -88,7 +98,7 @@ def _check_header(header: bytes, data_bytes: int) -> int:
         position = end
     if position != data_bytes:
         raise ValueError(f"its tensors take {position} B, the file holds {data_bytes} B of them")
-    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _refused(path: Path, reason: str) -> StartupError:

@@ -127,7 +127,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
-    """No further sequence names it; those that run with it go on. Answered when none does."""
+    """No further sequence names it; those that run with it go on. Answered when none does, or after a limit of time."""
 
     adapter: str
 

@@ -208,6 +208,7 @@ def test_an_abort_while_a_prompt_is_read(folder: Path) -> None:
         {"ids": [-1]},
         {"ids": [5] * 512},
         {"ids": [5], "weighed": (10_000,)},
+        {"ids": [5], "adapter": "polite"},
         {"ids": [5], "sampling": Sampling(logit_bias=((10_000, 1.0),))},
     ],
 )

@@ -23,6 +23,7 @@ from appliance.workers.engines.sglang.client import Client, ServerRefused
 from appliance.workers.engines.sglang.environment import Environment
 from appliance.workers.engines.sglang.flags import ALLOWED
 from appliance.workers.engines.sglang.launch import environment_of
+from appliance.workers.engines.sglang.loras import Loras, limits_of
 from appliance.workers.engines.sglang.server import Server
 from appliance.workers.wire import Begin, Grown, Load, Step
 from appliance.workers.writing.engine import TextEngineProcess
@@ -32,12 +33,13 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 READY_S = 240.0
 RANK, ALPHA = 4, 8
+LOADED_MAX = 4
 FLAGS: dict[str, str | int | float | bool] = {
     "max-total-tokens": 4096,
     "enable-lora": True,
     "max-lora-rank": RANK,
     "max-loras-per-batch": 3,
-    "max-loaded-loras": 4,
+    "max-loaded-loras": LOADED_MAX,
     "lora-target-modules": "q_proj,v_proj",
 }
 
@@ -114,9 +116,9 @@ async def test_adapters_are_loaded_mixed_and_gone(
 
     async with running(environment, msgspec.structs.replace(order, flags=FLAGS)) as (server, client):
         await _check_locked(server)
+        loras = Loras(client, base=smollm2, limits=limits_of(await client.info()))
         for name, adapter in adapters.items():
-            await client.load_lora(name, str(adapter.folder))
-        assert client.adapters == {"one", "two"}
+            await loras.load(name, adapter.folder)
 
         names = ["", "one", "two", "one", ""]
         mixed = await asyncio.gather(
@@ -126,15 +128,11 @@ async def test_adapters_are_loaded_mixed_and_gone(
 
         with pytest.raises(ServerRefused):
             await client.load_lora("broken", str(tmp_path))
-        assert "broken" not in client.adapters
 
-        await client.unload_lora("one")
-        assert client.adapters == {"two"}
-        begin = Begin(9, "m", np.array(prompt, dtype="<i4").tobytes(), 4, adapter="one")
-        with pytest.raises(ValueError, match="adapter"):
-            asking.check(begin, vocabulary=49_152, tokens_max=1000, adapters=client.adapters)
+        await loras.unload("one")
+        assert loras.names == {"two"}
         assert await text(client, 10, prompt, adapter="two") == expected["two"]
-        # What that check is for: SGLang itself would serve the name again.
+        # Why the names are kept: SGLang itself would serve this one again.
         assert await text(client, 11, prompt, adapter="one") == expected["one"]
 
 
@@ -143,9 +141,10 @@ async def test_a_node_has_adapters_loaded_and_names_them(
 ) -> None:
     """By frames, as the node does it."""
     adapted = Adapted(tmp_path / "one", smollm2, seed=0)
-    wide = Adapted(tmp_path / "wide", smollm2, seed=1)
-    config = json.loads((wide.folder / "adapter_config.json").read_text())
-    (wide.folder / "adapter_config.json").write_text(json.dumps(config | {"r": 16 * RANK}))
+    wide, lying = Adapted(tmp_path / "wide", smollm2, seed=1), Adapted(tmp_path / "lying", smollm2, seed=1)
+    for folder, rank in ((wide.folder, 16 * RANK), (lying.folder, RANK // 2)):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
     prompt = Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode("The river", add_special_tokens=False).ids
     reference = Reference(smollm2)
     reference.add_to_weights(adapted.changes)
@@ -183,8 +182,10 @@ async def test_a_node_has_adapters_loaded_and_names_them(
         (tmp_path / "half" / "adapter_config.json").write_text("{}")
         with pytest.raises(EngineRefused, match=r"adapter_model\.safetensors"):
             await engine.load_adapter("half", tmp_path / "half")
-        with pytest.raises(EngineRefused):
+        with pytest.raises(EngineRefused, match="max-lora-rank"):
             await engine.load_adapter("wide", wide.folder)
+        with pytest.raises(EngineRefused, match="its config the rank"):
+            await engine.load_adapter("lying", lying.folder)
         assert await engine.load_adapter("one", adapted.folder) == ("one",)
         with pytest.raises(EngineRefused, match="of this name"):
             await engine.load_adapter("one", adapted.folder)
@@ -199,6 +200,15 @@ async def test_a_node_has_adapters_loaded_and_names_them(
         assert await finish_of(3) == "length", "a text that runs with it goes on"
         begin(4, 4)
         assert await finish_of(4) == "fault"
+        for number in range(LOADED_MAX):
+            await engine.load_adapter(f"copy {number}", adapted.folder)
+        with pytest.raises(EngineRefused, match="max-loaded-loras"):
+            await engine.load_adapter("one", adapted.folder)
+        await engine.unload_adapter("copy 0")
+        assert "one" in await engine.load_adapter("one", adapted.folder)
+        begin(5, 12)
+        assert await finish_of(5) == "length"
+        assert [token for one in grown[5] for token in one.ids] == expected
 
 
 async def _check_locked(server: Server) -> None:

@@ -16,20 +16,7 @@ from appliance.workers.engines.sglang.asking import GenerateRequest, SamplingPar
 from appliance.workers.engines.sglang.client import Client, ServerRefused, ServerUnreachable
 from appliance.workers.engines.sglang.environment import Environment
 from appliance.workers.engines.sglang.outbox import UNSENT_MAX, Outbox
-from appliance.workers.wire import (
-    Adapters,
-    Begin,
-    Encode,
-    Fault,
-    FromEngine,
-    Grown,
-    Load,
-    LoadAdapter,
-    Step,
-    Stop,
-    ToEngine,
-    UnloadAdapter,
-)
+from appliance.workers.wire import Begin, Encode, Fault, FromEngine, Grown, Load, Step, Stop, ToEngine
 
 REQUEST = GenerateRequest("r", (1,), SamplingParams(1, 0.0), stream=True)
 EVENT = b'data: {"output_ids":[7]}\n\n'
@@ -124,18 +111,6 @@ async def test_an_answer_of_another_shape_and_none_at_all() -> None:
             await client.abort("r")
 
 
-async def test_an_adapter_may_be_named_only_while_it_is_loaded() -> None:
-    async with client_of(saying(200, '{"success":true}')) as client:
-        await client.load_lora("a", "/adapters/a")
-        assert client.adapters == {"a"}
-        await client.unload_lora("a")
-        assert client.adapters == frozenset()
-    async with client_of(saying(400, '{"error_message":"bad files"}')) as client:
-        with pytest.raises(ServerRefused, match="bad files"):
-            await client.load_lora("a", "/adapters/a")
-        assert client.adapters == frozenset()
-
-
 class Node:
     """The other end of an adapter's connection."""
 
@@ -186,68 +161,6 @@ async def test_a_frame_it_cannot_serve_ends_it(tmp_path: Path, frame: bytes) -> 
     async with Node() as node, asyncio.timeout(10):
         node.writer.write(frame)
         assert await node.adapter(tmp_path).serve() == EXIT_MALFORMED_FRAME
-
-
-def adapter_folder(path: Path) -> Path:
-    path.mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (path / name).touch()
-    return path
-
-
-async def test_adapters_come_and_go_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
-    folder, empty = str(adapter_folder(tmp_path / "a")), str(tmp_path)
-    asked: list[tuple[LoadAdapter | UnloadAdapter, str]] = [
-        (LoadAdapter("a", empty), "the adapter's folder has no adapter_config.json"),
-        (LoadAdapter("", folder), "an adapter's name has 1 to 256 printable characters"),
-        (LoadAdapter("a\n", folder), "an adapter's name has 1 to 256 printable characters"),
-        (UnloadAdapter("a"), "the adapter is not loaded"),
-        (LoadAdapter("b", folder), ""),
-        (LoadAdapter("a", folder), ""),
-        (LoadAdapter("a", folder), "an adapter of this name is loaded; unload it first"),
-        (UnloadAdapter("b"), ""),
-        (UnloadAdapter("b"), "the adapter is not loaded"),
-    ]
-    async with client_of(saying(200, '{"success":true}')) as client, Node() as node, asyncio.timeout(10):
-        adapter = node.adapter(tmp_path)
-        serving = asyncio.create_task(adapter.serve())
-        node.send(asked[0][0])
-        assert await node.receive() == Fault(-1, "invalid", "the model is not loaded")
-        adapter._client = client
-        for order, _ in asked:
-            node.send(order)
-        answers = [await node.receive() for _ in asked]
-        node.send(Stop())
-        assert await serving == EXIT_DONE
-
-    loaded = iter([("b",), ("a", "b"), ("a",)])
-    assert answers == [Fault(-1, "invalid", words) if words else Adapters(next(loaded)) for _, words in asked]
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (400, Fault(-1, "invalid", "the rank is 64, at most 16 is taken, in <path>")),
-        (500, Fault(-1, "failed", "the rank is 64, at most 16 is taken, in <path>")),
-    ],
-)
-async def test_an_adapter_that_sglang_refuses_is_said_to_be(tmp_path: Path, status: int, expected: Fault) -> None:
-    words = '{"error_message":"the rank is 64, at most 16 is taken, in /srv/adapters"}'
-    folder = str(adapter_folder(tmp_path / "a"))
-    async with client_of(saying(status, words)) as client, Node() as node, asyncio.timeout(10):
-        adapter = node.adapter(tmp_path)
-        serving = asyncio.create_task(adapter.serve())
-        adapter._client = client
-        node.send(LoadAdapter("a", folder))
-        answer = await node.receive()
-        node.send(Begin(4, "m", b"\0\0\0\0", 1, adapter="a"))
-        step = await node.receive()
-        node.send(Stop())
-        await serving
-
-    assert answer == expected
-    assert isinstance(step, Step)
-    assert step.grown[0].finish == "fault"
 
 
 async def test_a_node_that_is_gone_ends_it(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class FakeTexts:
 
     def _grow(self, number: int) -> Grown:
         begin, text, done = self._running[number]
+        if begin.adapter:
+            return Grown(number, finish="fault", fault="the adapter is not loaded")
         if begin.weighed:
             even = float(-np.log(len(begin.weighed)))
             return Grown(number, (), (even,) * len(begin.weighed), finish="stop")

@@ -63,7 +63,11 @@ class TextEngineProcess(EngineProcess):
         return await self._adapters_after(LoadAdapter(adapter, str(folder)))
 
     async def unload_adapter(self, adapter: str) -> tuple[str, ...]:
-        """Let go of one, once the texts that are written with it are over. Raises like `load_adapter`."""
+        """Let go of one, once the texts that are written with it are over. The names that are ready.
+
+        From the call on no other text may name it. Raises like `load_adapter`, also where those texts take too long: it
+        is then to be unloaded again.
+        """
         return await self._adapters_after(UnloadAdapter(adapter))
 
     async def _adapters_after(self, order: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:

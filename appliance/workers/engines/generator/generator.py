@@ -124,6 +124,8 @@ class Generator:
             or any(not 0 <= token < self._model.vocabulary for token in named)
         ):
             raise ValueError("a token id is outside of the model's vocabulary")
+        if begin.adapter:
+            raise ValueError("the embedded generator takes no adapters; SGLang does")
 
     def _read(self) -> list[Grown]:
         """Compute a chunk of the prompt at hand, or several while no text waits for its next token."""

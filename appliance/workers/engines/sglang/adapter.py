@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Container
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from appliance.workers.engines.sglang.answers import StreamBroken, fault, grown_
 from appliance.workers.engines.sglang.client import Client, ServerInfo, ServerRefused, ServerUnreachable
 from appliance.workers.engines.sglang.environment import VERSION_MIN, Environment, is_old
 from appliance.workers.engines.sglang.launch import check_device
+from appliance.workers.engines.sglang.loras import Loras, limits_of
 from appliance.workers.engines.sglang.outbox import Outbox
 from appliance.workers.engines.sglang.server import Server, ServerDied
 from appliance.workers.wire import (
@@ -39,7 +39,6 @@ EXIT_MALFORMED_FRAME: Final = 2
 EXIT_SERVER_DIED: Final = 3
 
 SEQUENCES_MAX: Final = 4096  # begun and not over
-ADAPTER_NAME_CHARS_MAX: Final = 256
 ABORTS_MAX: Final = 20  # of one sequence, until SGLang knows it and lets go
 _ABORT_WAIT_S: Final = 0.25
 _WARM_UP: Final = '{"grammars":[{"json_schema":{"type":"boolean"}}]}'
@@ -78,6 +77,7 @@ class Adapter:
         self._is_asked = False
         self._answering = asyncio.Lock()  # answers come in the order of what they answer
         self._client: Client | None = None
+        self._loras: Loras | None = None
         self._vocabulary = 0
         self._tokens_max = 0
         self._writing: dict[int, asyncio.Task[None]] = {}
@@ -162,6 +162,7 @@ class Adapter:
         else:
             self._tokens_max = info.max_req_input_len  # a few below its context: within it nothing is ever cut
             self._client = client
+            self._loras = Loras(client, base=Path(order.folder), limits=limits_of(info))
             load_s = asyncio.get_running_loop().time() - started_s
             self._outbox.say(loaded_of(order, info, tokens_max=self._tokens_max, load_s=load_s))
             return server
@@ -177,22 +178,19 @@ class Adapter:
             except ServerRefused as exc:
                 code = "invalid" if 400 <= exc.status < 500 else "failed"
                 self._outbox.say(Fault(-1, code, public(str(exc)) or "SGLang refused the adapter"))
-            except (ServerUnreachable, StreamBroken) as exc:
+            except (ServerUnreachable, StreamBroken):
                 _log.exception("an adapter is neither loaded nor unloaded")
-                self._outbox.say(Fault(-1, "failed", public(str(exc))))
+                self._outbox.say(Fault(-1, "failed", "SGLang does not say what became of the adapter; unload it"))
 
     async def _adapters_after(self, order: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
-        """Raises ValueError for what is not asked of SGLang, and what its client raises."""
-        if self._client is None:
+        """The names that are ready. Raises ValueError for what is not asked of SGLang, and what its client raises."""
+        if self._loras is None:
             raise ValueError("the model is not loaded")
         if isinstance(order, LoadAdapter):
-            check_adapter(order, loaded=self._client.adapters)
-            await self._client.load_lora(order.adapter, order.folder)
-        elif order.adapter not in self._client.adapters:
-            raise ValueError("the adapter is not loaded")
+            await self._loras.load(order.adapter, Path(order.folder))
         else:
-            await self._client.unload_lora(order.adapter)
-        return tuple(sorted(self._client.adapters))
+            await self._loras.unload(order.adapter)
+        return tuple(sorted(self._loras.names))
 
     async def _start(self, order: Load) -> tuple[Server, Client]:
         """Both are left with the adapter. Raises ValueError, ServerDied."""
@@ -225,6 +223,8 @@ class Adapter:
         else:
             task = self._tasks.create_task(self._write(begin))
             self._writing[begin.sequence] = task
+            if self._loras is not None:
+                self._loras.follow(begin.adapter, task)
             task.add_done_callback(lambda _: self._forget(begin.sequence))
 
     def _forget(self, sequence: int) -> None:
@@ -252,8 +252,9 @@ class Adapter:
 
     async def _write(self, begin: Begin) -> None:
         """One sequence from its beginning to its end."""
+        adapters = self._loras.names if self._loras is not None else frozenset()
         try:
-            asking.check(begin, vocabulary=self._vocabulary, tokens_max=self._tokens_max, adapters=self.client.adapters)
+            asking.check(begin, vocabulary=self._vocabulary, tokens_max=self._tokens_max, adapters=adapters)
         except ValueError as exc:
             await self._say(Grown(begin.sequence, finish="fault", fault=str(exc)))
             return
@@ -285,21 +286,6 @@ class Adapter:
     async def _say(self, grown: Grown) -> None:
         if grown.sequence not in self._aborted:
             await self._outbox.put(grown)
-
-
-def check_adapter(order: LoadAdapter, *, loaded: Container[str]) -> None:
-    """Raises ValueError for a name that is none or is taken, and for a folder without what is loaded from it.
-
-    SGLang would also take PyTorch's own files, which can hold code.
-    """
-    name = order.adapter
-    if not name or len(name) > ADAPTER_NAME_CHARS_MAX or not name.isprintable():
-        raise ValueError(f"an adapter's name has 1 to {ADAPTER_NAME_CHARS_MAX} printable characters")
-    if name in loaded:
-        raise ValueError("an adapter of this name is loaded; unload it first")
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        if not Path(order.folder, file).is_file():
-            raise ValueError(f"the adapter's folder has no {file}")
 
 
 def check_info(info: ServerInfo) -> None:
