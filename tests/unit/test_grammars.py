@@ -448,3 +448,30 @@ def test_one_of_several_objects_is_closed_too() -> None:
     assert accepts(found, '{"city": "Rome"}')
     assert accepts(found, "null")
     assert not accepts(found, '{"city": "Rome", "more": 1}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 999_983},
+        {"type": "number", "multipleOf": 0.999983},
+        {"allOf": [{"type": "integer", "multipleOf": step} for step in (7, 11, 13, 17, 19)]},
+        {"type": "object", "properties": {f"a{step}": {"type": "integer", "multipleOf": step} for step in (997, 991)}},
+    ],
+)
+def test_multiples_that_would_take_minutes_are_refused_or_left_out(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="multipleOf") as caught:
+        grammar(schema_task(schema))
+    assert caught.value.param == "response_format.json_schema.schema"
+    lenient = Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=True)
+    assert 'multipleOf": 9' not in grammar(lenient)
+
+
+@pytest.mark.parametrize(
+    ("step", "good", "bad"), [(25_000, "75000", "70000"), (0.25, "1.75", "1.7"), (97, "194", "195")]
+)
+def test_multiples_are_followed(step: float, good: str, bad: str) -> None:
+    found = grammar(schema_task({"type": "number", "multipleOf": step}))
+
+    assert accepts(found, good)
+    assert not accepts(found, bad)
