@@ -19,7 +19,7 @@ from appliance.jobs import Job, decode_job
 from appliance.queue.base import Delivery
 from appliance.workers.ledger import Ledger, bury
 from appliance.workers.open_job import OpenJob
-from appliance.workers.read_job import JobReader
+from appliance.workers.read_job import JobReader, takes_long
 from appliance.workers.received import Received
 
 JOBS_A_HOP_MAX = 64
@@ -83,7 +83,7 @@ class Intake(Generic[R]):
                 size += len(delivery.payload)
                 if job := await self._open(model, delivery):
                     opened.append(job)
-            if size <= ON_THE_SPOT_BYTES_MAX:
+            if size <= ON_THE_SPOT_BYTES_MAX and not any(takes_long(job.job.task) for job in opened):
                 read = self._read_all(opened)
             else:
                 read = await asyncio.get_running_loop().run_in_executor(pool, self._read_all, opened)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from appliance.errors import InvalidRequest
-from appliance.jobs import Classify, Extract, Job, Part, Rows
+from appliance.jobs import Classify, Extract, Generate, Job, Part, Rows, Task
 from appliance.tables import shown
 from appliance.workers.tokens import Cut, Tokens
 
@@ -38,6 +38,11 @@ class JobReader(Protocol[R_co]):
 
     def read(self, job: Job) -> R_co:
         """Blocks. Raises InvalidRequest or TooLong, naming the field."""
+
+
+def takes_long(task: Task) -> bool:
+    """Whether reading it may take seconds however short it is: a form or functions are compiled to a grammar."""
+    return isinstance(task, Generate) and (bool(task.tools) or task.form in ("json_schema", "regex"))
 
 
 def at_once(part: Part) -> Reading:

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
 from appliance.workers.writing.call_parser import CallParser
-from appliance.workers.writing.grammars import SCHEMA_BYTES_MAX, GrammarCache, grammar_of, marks_of
+from appliance.workers.writing.grammars import OPTIONAL_MAX, SCHEMA_BYTES_MAX, GrammarCache, grammar_of, marks_of
 from appliance.workers.writing.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Style
 from tests.unit.test_text_stream import RUST, mark
 
@@ -475,3 +475,21 @@ def test_multiples_are_followed(step: float, good: str, bad: str) -> None:
 
     assert accepts(found, good)
     assert not accepts(found, bad)
+
+
+def test_an_object_of_too_many_possible_properties_is_refused_at_once() -> None:
+    properties = {f"p{number}": {"type": "string"} for number in range(OPTIONAL_MAX + 1)}
+    with pytest.raises(InvalidRequest, match="not required"):
+        grammar(schema_task({"type": "array", "items": {"type": "object", "properties": properties}}))
+
+    required = {"type": "object", "properties": properties, "required": ["p0"]}
+    assert accepts(grammar(schema_task(required)), '{"p0": "x", "p7": ""}')
+
+
+def test_many_numbers_are_followed_as_they_were_written() -> None:
+    names = [f"p{number}" for number in range(150)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names}
+    found = grammar(schema_task(schema))
+
+    assert accepts(found, json.dumps(dict.fromkeys(names, 10**20)))
+    assert not accepts(found, json.dumps(dict.fromkeys([*names, "more"], 1))), "and nothing else"

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from appliance.errors import ApplianceError, QueueUnavailable
-from appliance.jobs import Detokenize, Done, Embed, Failed, Job, Tokenize, Tokenized, encode_job
+from appliance.jobs import Detokenize, Done, Embed, Failed, Generate, Job, Tokenize, Tokenized, encode_job
 from appliance.presets import Facts, Prompts
 from appliance.workers.intake import JOBS_A_HOP_MAX, ON_THE_SPOT_BYTES_MAX, Intake
 from appliance.workers.ledger import Ledger
@@ -292,6 +293,27 @@ async def test_a_tokenizer_that_breaks_fails_its_job_and_nothing_else(monkeypatc
     assert [job_id for job_id, _ in bench.read] == ["good"]
     assert [failed.code for failed in bench.failures()] == ["internal_error"]
     assert "Rust" not in bench.failures()[0].message
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Generate(prompt="x", form="json_schema", pattern=b"{}"),
+        Generate(prompt="x", form="regex", pattern=b"a"),
+        Generate(prompt="x", tools=b"[]"),
+    ],
+)
+async def test_what_is_compiled_is_never_read_on_the_event_loop(task: Generate) -> None:
+    bench = Bench()
+    free = threading.Event()
+    async with bench.running(until_set=free):
+        bench.deliver(msgspec.structs.replace(job_of("short"), task=task))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert bench.intake.unread("m") == 1
+
+        free.set()
+        await bench.until_read()
 
 
 async def test_a_short_job_waits_for_no_thread_and_a_long_one_does() -> None:

@@ -34,6 +34,11 @@ PATTERN_CHARS_MAX: Final = 2048
 # llguidance makes a state of each remainder of a `multipleOf`, and of each combination of several, before any limit of
 # its own is looked at: measured with 999,983, which took 14 s and 350 MB.
 REMAINDERS_MAX: Final = 10_000
+# Of one object. Each may be the next, and llguidance follows no more possibilities; of some thousands it takes ten
+# seconds to say so.
+OPTIONAL_MAX: Final = 499
+# Bounds of a number take some milliseconds to compile: what has more of them is followed as it was written.
+_BOUNDED_NUMBERS_MAX: Final = 100
 _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 _PLACE: Final = re.compile(r"at \d+\(\d+\): ")
@@ -279,7 +284,20 @@ def _bounded(schema: dict[str, Any], size: int, param: str) -> dict[str, Any]:
             for pattern in [one.get("pattern"), *(by_name if isinstance(by_name, dict) else ())]:
                 if isinstance(pattern, str):
                     _check_pattern(pattern, param)
+            _check_optional(one, param)
     return schema
+
+
+def _check_optional(schema: dict[str, Any], param: str) -> None:
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict) and len(properties) > OPTIONAL_MAX:
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        optional = sum(name not in names for name in properties)
+        if optional > OPTIONAL_MAX:
+            raise InvalidRequest(
+                f"'{param}' has an object of {optional} properties that are not required, the limit is {OPTIONAL_MAX}",
+                param=param,
+            )
 
 
 def _check_pattern(expression: str, param: str) -> None:
@@ -363,7 +381,8 @@ def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
     as_written = "%json " + json.dumps({**schema, "x-guidance": options})
     # Parts that hold together only (allOf) may be anywhere, also behind a reference.
     if '"allOf"' not in as_written:
-        closed = "%json " + json.dumps({**_closed(schema), "x-guidance": options})
+        has_ends = as_written.count('"number"') + as_written.count('"integer"') <= _BOUNDED_NUMBERS_MAX
+        closed = "%json " + json.dumps({**_closed(schema, has_ends=has_ends), "x-guidance": options})
         try:
             cache.check(_lark(f"start: {closed}"), param=param)
         except InvalidRequest:
@@ -374,23 +393,23 @@ def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
     return as_written
 
 
-def _closed(schema: Any) -> Any:  # `Any`: JSON
-    """The schema, where objects have no other properties than those they list, and numbers an end.
+def _closed(schema: Any, *, has_ends: bool) -> Any:  # `Any`: JSON
+    """The schema, where objects have no other properties than those they list; with `has_ends`, numbers an end.
 
     What a schema leaves open, a small model fills with whatever comes to it, to the limit of its tokens. What is
     written fits the client's own schema all the same.
     """
     if not isinstance(schema, dict):
         return schema
-    found = {**schema, **_ends(schema)}
+    found = {**schema, **(_ends(schema) if has_ends else {})}
     for name in ("properties", "$defs", "definitions"):
         if isinstance(inner := schema.get(name), dict):
-            found[name] = {key: _closed(value) for key, value in inner.items()}
+            found[name] = {key: _closed(value, has_ends=has_ends) for key, value in inner.items()}
     if "items" in schema:
-        found["items"] = _closed(schema["items"])
+        found["items"] = _closed(schema["items"], has_ends=has_ends)
     # One of several, and nothing beside them: what one of them leaves open, none of the others says.
     if isinstance(several := schema.get("anyOf"), list) and "properties" not in schema:
-        found["anyOf"] = [_closed(each) for each in several]
+        found["anyOf"] = [_closed(each, has_ends=has_ends) for each in several]
     is_plain = not any(name in schema for name in _OPEN_BY_MEANING)
     if schema.get("properties") and is_plain:
         found["additionalProperties"] = False

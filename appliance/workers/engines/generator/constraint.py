@@ -1,5 +1,6 @@
 """A grammar's word on which tokens may come next, through llguidance."""
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 Logits = npt.NDArray[np.float32]
+KEPT_MAX: Final = 64  # compiled grammars; some take megabytes
 _BITS: Final = 8
 
 
@@ -25,12 +27,19 @@ class Grammars:
             raise ValueError("there is no tokenizer.json, which grammars need")
         self._tokenizer = LLTokenizer(path.read_text(), n_vocab=vocabulary, eos_token=list(end_ids) or None)
         self._vocabulary = vocabulary
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # where nothing is written yet
 
     def constraint(self, grammar: str) -> "Constraint":
-        """Raises GrammarFault."""
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        _check(matcher)
-        return Constraint(matcher, self._vocabulary)
+        """Raises GrammarFault. The latest grammars are kept: all choices of a request have one, and so have many."""
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            _check(matcher)
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > KEPT_MAX:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return Constraint(matcher.deep_copy(), self._vocabulary)
 
 
 class Constraint:
