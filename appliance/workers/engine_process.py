@@ -269,6 +269,9 @@ class EngineProcess:
             pass
         except (ValueError, msgspec.DecodeError) as exc:
             self._kill(f"it broke the protocol: {exc}")
+        except Exception:  # a bug of ours: nobody would read on, and the engine be started again
+            _log.exception("what the engine %s said could not be followed", self.name)
+            self._kill("the node could not follow it")
         death = await self._obituary()
         assert self._dead is not None
         self._dead.set_result(death)

@@ -147,11 +147,11 @@ class Tokenizer:
 
     def ids_of(self, text: str) -> list[int]:
         """A text's token ids without special ones."""
-        return list(self.rust.encode(_well_formed(text), add_special_tokens=False).ids) if text else []
+        return list(self._encoded(text, has_special=False).ids) if text else []
 
     def pieces(self, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The ids of a text's tokens without special ones, and each token as the vocabulary spells it."""
-        encoding = self.rust.encode(_well_formed(text), add_special_tokens=False)
+        encoding = self._encoded(text, has_special=False)
         return tuple(encoding.ids), tuple(encoding.tokens)
 
     def encode_marked(self, texts: Sequence[str], *, truncation: Cut = "end", first_index: int = 0) -> list[Marked]:
@@ -201,6 +201,11 @@ class Tokenizer:
             self._frame.check_length(len(encoding), index, limit=self.tokens_max, is_cut=is_cut, field="documents")
         return [self._pair_tokens(encoding, room) for encoding in encodings]
 
+    def _encoded(self, text: str, *, has_special: bool = True) -> Encoding:
+        """As a batch: for one text alone the library keeps Python's lock, for seconds where it is long."""
+        (encoding,) = self.rust.encode_batch([_well_formed(text)], add_special_tokens=has_special)
+        return encoding
+
     def _pair_tokens(self, encoding: Encoding, room: int) -> Tokens:
         ids, types = encoding.ids, encoding.type_ids
         surplus = len(ids) - self.tokens_max
@@ -216,7 +221,7 @@ class Tokenizer:
 
     def _after_prompt(self, prompt: str, text: str, *, limit: int) -> Tokens:
         """A text over the limit without its start: what follows the prompt goes first."""
-        encoding = self.rust.encode(_well_formed(prompt + text))
+        encoding = self._encoded(prompt + text)
         count = _prompt_tokens(encoding, prompt)
         ids = cutting.without_start(encoding.ids, encoding.special_tokens_mask, limit=limit, prompt=count)
         return tokens_of(ids, is_truncated=True)

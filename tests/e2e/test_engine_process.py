@@ -27,7 +27,7 @@ from appliance.workers.engine_process import (
     host_command,
 )
 from appliance.workers.engines.fake import FakeEngine
-from appliance.workers.wire import Encode, Load
+from appliance.workers.wire import Begin, Encode, Load, Step
 from appliance.workers.writing.engine import TextEngineProcess
 
 pytestmark = pytest.mark.slow
@@ -176,6 +176,28 @@ async def test_each_fault_has_its_own_error_and_the_engine_lives_on(tmp_path: Pa
         assert nan.bad == (1,)
         assert np.isfinite(np.frombuffer(nan.rows, dtype="<f4")).all()
         await engine.encode("m", *packed([1]))
+
+
+async def test_a_bug_in_following_an_engine_ends_it(tmp_path: Path) -> None:
+    """Otherwise nobody would read on, and nobody start it again."""
+    (tmp_path / "fake.json").write_text("{}")
+    engine = TextEngineProcess(
+        host_command("fake-texts", threads=1), name="x", sockets_dir=tmp_path, start_timeout_s=30, batch_timeout_s=30
+    )
+
+    async def fails(step: Step) -> None:
+        raise KeyError(step.running)
+
+    async with engine:
+        engine.listen(fails)
+        await engine.load(
+            Load("m", str(tmp_path), "float32", "cpu", 1, task="generate", sequences_max=1, tokens_max=64)
+        )
+        engine.begin(Begin(1, "m", np.array([5, 6], dtype="<i4").tobytes(), 8))
+        async with asyncio.timeout(10):
+            death = await engine.died()
+
+    assert "the node could not follow it" in death.message
 
 
 @pytest.mark.parametrize("name", ["fake", "fake-texts"])

@@ -87,7 +87,7 @@ class PromptIds:
 
     def _pieces(self, pieces: Sequence[str]) -> list[int]:
         first, *others = pieces
-        found = list(self._rust.encode(first, add_special_tokens=False).ids) if first else []
+        found = self._ids(first) if first else []
         for piece in others:
             if piece:
                 found += self._inner(piece)
@@ -96,12 +96,16 @@ class PromptIds:
     def _inner(self, piece: str) -> list[int]:
         """The tokens of a piece that other text stands before: SentencePiece begins only a whole text with a space."""
         if self._anchor is None:
-            return list(self._rust.encode(piece, add_special_tokens=False).ids)
+            return self._ids(piece)
         content, token = self._anchor
-        ids = self._rust.encode(content + piece, add_special_tokens=False).ids
+        ids = self._ids(content + piece)
         if ids[0] != token:  # a longer one begins like it
-            return list(self._rust.encode(piece, add_special_tokens=False).ids)
-        return list(ids[1:])
+            return self._ids(piece)
+        return ids[1:]
+
+    def _ids(self, text: str) -> list[int]:
+        # As a batch: for one text alone the library keeps Python's lock, for seconds where it is long.
+        return list(self._rust.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 class _Spellings:
