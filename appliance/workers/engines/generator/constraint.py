@@ -9,7 +9,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 Logits = npt.NDArray[np.float32]
-KEPT_MAX: Final = 64  # compiled grammars; some take megabytes
+KEPT_MAX: Final = 16  # compiled grammars; some take tens of megabytes
 _BITS: Final = 8
 
 
