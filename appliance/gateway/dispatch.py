@@ -34,7 +34,7 @@ from appliance.jobs import (
     decode_replies,
     encode_job,
 )
-from appliance.queue.base import GatewayListener, GatewayQueue
+from appliance.queue.base import GatewayListener, GatewayQueue, check_size
 
 RESUBMISSION_PAUSE_S = 0.05
 STREAM_SILENCE_S = 10.0
@@ -137,7 +137,7 @@ class Dispatcher(GatewayListener):
         self, call: Call, jobs: Sequence[Job], gone: Callable[[], Awaitable[None]] | None
     ) -> AsyncIterator[None]:
         """The call's jobs are with the queue; it fails when its deadline passes or its client leaves."""
-        payloads = [encode_job(job) for job in jobs]
+        payloads = self._encoded(jobs)
         size = sum(map(len, payloads))
         self._admit(size)
         try:
@@ -220,7 +220,27 @@ class Dispatcher(GatewayListener):
         assert self._queue is not None, "the dispatcher is used before a queue is attached"
         return self._queue
 
+    def _encoded(self, jobs: Sequence[Job]) -> list[bytes]:
+        """The payloads; where they are not taken no more are made, as each choice of a text has all of its prompt.
+
+        Raises BodyTooLarge, and what `_check_room` does.
+        """
+        payloads: list[bytes] = []
+        size = 0
+        for job in jobs:
+            self._check_room(size)
+            payloads.append(encode_job(job))
+            size += len(payloads[-1])
+            check_size(payloads[-1], bytes_max=self.payload_bytes_max)
+        return payloads
+
     def _admit(self, size: int) -> None:
+        self._check_room(size)
+        self._requests += 1
+        self._bytes += size
+        telemetry.PENDING_REQUESTS.inc()
+
+    def _check_room(self, size: int) -> None:
         if self._requests >= self._requests_max or self._bytes + size > self._bytes_max:
             raise Overloaded(
                 f"{self._requests} requests of {self._bytes} B wait for an answer and the gateway takes "
@@ -229,9 +249,6 @@ class Dispatcher(GatewayListener):
             )
         if not self._attached.is_connected:
             raise QueueUnavailable("the queue is out of reach at present; try again", retry_after_s=2)
-        self._requests += 1
-        self._bytes += size
-        telemetry.PENDING_REQUESTS.inc()
 
     def _seconds_to_drain(self) -> float:
         return self._drain.seconds_to_drain(len(self._pending), now_s=time.monotonic())

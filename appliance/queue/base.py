@@ -11,8 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, BodyTooLarge
 from appliance.jobs import Lane
+
+
+def check_size(payload: bytes, *, bytes_max: int) -> None:
+    """Raises BodyTooLarge for a message that the queue does not take."""
+    if len(payload) > bytes_max:
+        raise BodyTooLarge(f"a message of {len(payload)} B is over the queue's {bytes_max} B; send less at once")
 
 
 class GatewayListener(Protocol):

@@ -17,10 +17,10 @@ from nats import errors
 from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
-from appliance.errors import ApplianceError, BodyTooLarge, QueueUnavailable, StartupError
+from appliance.errors import ApplianceError, QueueUnavailable, StartupError
 from appliance.jobs import Cancel, Lane, encode_cancel
 from appliance.queue import streams
-from appliance.queue.base import Delivery, GatewayListener, Pull
+from appliance.queue.base import Delivery, GatewayListener, Pull, check_size
 from appliance.queue.credentials import connect_options, shown_url
 from appliance.queue.frames import FrameReader, Message, publish_frame
 from appliance.queue.headers import HEADER_BYTES_MAX, is_unanswered, message_header
@@ -94,7 +94,7 @@ class JetStreamGatewayQueue:
         `BodyTooLarge` for a payload over `payload_bytes_max`.
         """
         connection = self._link.connection
-        _check_size(payload, bytes_max=self.payload_bytes_max)
+        check_size(payload, bytes_max=self.payload_bytes_max)
         subject = job_subject(lane, model)
         now = asyncio.get_running_loop().time()
         token = self._outbox.add(job_id=job_id, message_id=message_id, subject=subject, payload=payload, now=now)
@@ -214,7 +214,7 @@ class JetStreamNodeQueue:
 
         Raises `QueueUnavailable` without a connection and `BodyTooLarge` over `payload_bytes_max`.
         """
-        _check_size(payload, bytes_max=self.payload_bytes_max)
+        check_size(payload, bytes_max=self.payload_bytes_max)
         await self._link.connection.send(reply_to, payload)
 
     def on_cancel(self, callback: Callable[[bytes], None]) -> None:
@@ -479,11 +479,6 @@ def _cannot_connect(settings: NatsSettings, reason: str) -> ApplianceError:
             "check that nats.tls_ca_file holds the authority that signed the server's certificate, for this host name"
         )
     return QueueUnavailable(f"cannot connect to NATS at {url}: {reason}; {advice}")
-
-
-def _check_size(payload: bytes, *, bytes_max: int) -> None:
-    if len(payload) > bytes_max:
-        raise BodyTooLarge(f"a message of {len(payload)} B is over the queue's {bytes_max} B; send less at once")
 
 
 def _not_confirmed(job: Unconfirmed) -> QueueUnavailable:

@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
 
-from appliance.errors import BodyTooLarge, Overloaded, QueueUnavailable
+from appliance.errors import Overloaded, QueueUnavailable
 from appliance.jobs import Cancel, Lane, encode_cancel
-from appliance.queue.base import Delivery, GatewayListener, Pull
+from appliance.queue.base import Delivery, GatewayListener, Pull, check_size
 from appliance.queue.headers import HEADER_BYTES_MAX
 from appliance.queue.streams import DUPLICATES_S, LANES
 from appliance.queue.subjects import REPLY_PREFIX
@@ -72,10 +72,7 @@ class MemoryBroker:
         """Raises `QueueUnavailable` between `stop` and `start`, and `BodyTooLarge`."""
         if not self.is_reachable:
             raise QueueUnavailable("the queue is stopped; retry later")
-        if len(payload) > self.payload_bytes_max:
-            raise BodyTooLarge(
-                f"a message of {len(payload)} B is over the queue's {self.payload_bytes_max} B; send less at once"
-            )
+        check_size(payload, bytes_max=self.payload_bytes_max)
 
     def bury(self, letter: DeadLetter) -> None:
         """Keep a dead letter, dropping the oldest when there are too many."""

@@ -13,6 +13,7 @@ from appliance import tally
 from appliance.errors import (
     ApplianceError,
     BadVector,
+    BodyTooLarge,
     ClientGone,
     DeadlinePassed,
     EngineFailed,
@@ -20,6 +21,7 @@ from appliance.errors import (
     Overloaded,
     QueueUnavailable,
 )
+from appliance.gateway import dispatch
 from appliance.gateway.dispatch import SUBMISSION_STEP, Dispatcher
 from appliance.gateway.pending_calls import Result
 from appliance.jobs import Beat, Done, Embed, Event, Failed, Job, Lane, Reply, Rows, Usage, decode_job, encode_replies
@@ -349,6 +351,37 @@ async def test_a_cancelled_request_cancels_its_jobs(bench: Bench) -> None:
         await call
     assert bench.queue.cancelled == ["a"]
     bench.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes_max", "pending_bytes_max", "error", "encoded_max"),
+    [(1_000, 10**9, BodyTooLarge, 1), (10**9, 25_000, Overloaded, 3)],
+)
+async def test_no_more_is_encoded_than_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    payload_bytes_max: int,
+    pending_bytes_max: int,
+    error: type[ApplianceError],
+    encoded_max: int,
+) -> None:
+    """Each choice of a text has all of its prompt."""
+    queue = RecordingQueue()
+    queue.payload_bytes_max = payload_bytes_max
+    dispatcher = Dispatcher(pending_requests_max=9, pending_bytes_max=pending_bytes_max)
+    dispatcher.attach(queue)
+    encoded: list[Job] = []
+
+    def encode(job: Job) -> bytes:
+        encoded.append(job)
+        return bytes(10_000)
+
+    monkeypatch.setattr(dispatch, "encode_job", encode)
+
+    with pytest.raises(error):
+        await dispatcher.run([job_of(f"choice {number}") for number in range(16)])
+
+    assert len(encoded) <= encoded_max
+    assert not queue.submitted
 
 
 async def test_requests_are_bounded() -> None:
