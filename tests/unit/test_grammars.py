@@ -493,3 +493,45 @@ def test_many_numbers_are_followed_as_they_were_written() -> None:
 
     assert accepts(found, json.dumps(dict.fromkeys(names, 10**20)))
     assert not accepts(found, json.dumps(dict.fromkeys([*names, "more"], 1))), "and nothing else"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "string", "pattern": f".*x.{{{count}}}y.*"} for count in range(1, 30)]},
+        {
+            "$ref": "#/$defs/a",
+            "pattern": ".*x.{9}y.*" * 4,
+            "$defs": {"a": {"type": "string", "pattern": ".*z.{9}y.*" * 4}},
+        },
+        {"type": "object", "patternProperties": {f".*x.{{{count}}}y.*": {"type": "integer"} for count in range(1, 30)}},
+        {"type": "string", "pattern": "(a{1000}){1000}"},
+        {"type": "string", "pattern": "(a{1000,}){1000,}"},
+        {
+            "type": "object",
+            "properties": {name: {"type": "integer", "multipleOf": 999_983} for name in ("default", "const")},
+            "required": ["default", "const"],
+        },
+    ],
+)
+def test_what_never_ends_or_takes_gigabytes_is_refused_before_it_is_compiled(schema: dict[str, Any]) -> None:
+    cache = GrammarCache(TOKENS)
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(schema_task(schema), cache=cache)
+
+    assert caught.value.param == "response_format.json_schema.schema"
+    assert not len(cache)
+
+
+def test_a_client_sets_nothing_of_the_compiler() -> None:
+    schema = {"type": "object", "x-guidance": {"whitespace_pattern": "(.*a)" * 100, "whitespace_flexible": True}}
+
+    assert "whitespace_pattern" not in grammar(schema_task(schema)).replace(json.dumps(schema), "")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [r"[0-9]{4}-[0-9]{2}", r"([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}", r".{1,500} - .{1,500}", r"\\{9999}", r"[{9999}]{3}"],
+)
+def test_expressions_that_are_used_are_taken(expression: str) -> None:
+    assert grammar(Generate(form="regex", pattern=expression.encode()))

@@ -34,6 +34,11 @@ PATTERN_CHARS_MAX: Final = 2048
 # llguidance makes a state of each remainder of a `multipleOf`, and of each combination of several, before any limit of
 # its own is looked at: measured with 999,983, which took 14 s and 350 MB.
 REMAINDERS_MAX: Final = 10_000
+# Of expressions that may have to hold together, whose automaton is the product of theirs: 29 of ten characters took
+# gigabytes and never ended.
+JOINED_CHARS_MAX: Final = 60
+# Of one expression, with what is repeated written out: a count within a count takes seconds to be refused.
+PATTERN_SIZE_MAX: Final = 20_000
 # Of one object. Each may be the next, and llguidance follows no more possibilities; of some thousands it takes ten
 # seconds to say so.
 OPTIONAL_MAX: Final = 499
@@ -43,6 +48,9 @@ _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 _PLACE: Final = re.compile(r"at \d+\(\d+\): ")
 _ERROR: Final = "error: "
+_PIECES: Final = re.compile(
+    r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?:\d*,)?(?P<count>\d+)\}|\{(?P<least>\d+),\}|.", re.DOTALL
+)  # of an expression: an escape, a set, a count, a character
 _BLANKS: Final = re.compile("NAME|BARE")  # of a style, see `Style.before`
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -306,6 +314,31 @@ def _check_pattern(expression: str, param: str) -> None:
             f"'{param}' has an expression of {len(expression)} characters, the limit is {PATTERN_CHARS_MAX}",
             param=param,
         )
+    if _size(expression) > PATTERN_SIZE_MAX:
+        raise InvalidRequest(
+            f"'{param}' has an expression that repeats what is repeated, to more than {PATTERN_SIZE_MAX} characters",
+            param=param,
+        )
+
+
+def _size(expression: str) -> int:
+    """About how many characters it has with its counts written out."""
+    sums, last = [0], 0  # of the open groups; of what a count would repeat
+    for found in _PIECES.finditer(expression):
+        piece = found[0]
+        if piece == "(":
+            sums.append(0)
+            last = 0
+        elif piece == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif count := found["count"] or found["least"]:
+            sums[-1] += last * (min(int(count), PATTERN_SIZE_MAX + 1) - 1)
+            last *= min(int(count), PATTERN_SIZE_MAX + 1)
+        else:
+            last = 1
+            sums[-1] += 1
+    return sum(sums)
 
 
 def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
@@ -314,6 +347,14 @@ def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
     `is_lenient`: what cannot be enforced is left out, expressions too.
     """
     schema = _spared(schema)
+    if _has_joined(schema):
+        if not is_lenient:
+            raise InvalidRequest(
+                f"'{param}' has expressions that have to hold together ('allOf', or beside a '$ref'), of more than "
+                f"{JOINED_CHARS_MAX} characters",
+                param=param,
+            )
+        schema = _spared(schema, has_patterns=False)
     if _remainders(schema) > REMAINDERS_MAX:
         if not is_lenient:
             raise InvalidRequest(
@@ -354,6 +395,25 @@ def _spared(value: Any, *, has_patterns: bool = True, has_steps: bool = True) ->
     return found
 
 
+def _has_joined(schema: dict[str, Any]) -> bool:
+    """Whether expressions may have to hold together that are longer than can be followed so."""
+    row: list[Any] = [schema]
+    chars, may_join = 0, False
+    while row:
+        one = row.pop()
+        if isinstance(one, list):
+            row += one
+        elif isinstance(one, dict):
+            row += one.values()
+            by_name = one.get("patternProperties")
+            names = list(by_name) if isinstance(by_name, dict) else []
+            own = [pattern] if isinstance(pattern := one.get("pattern"), str) else []
+            chars += sum(map(len, [*names, *own]))
+            beside = bool(own) and any(name in one for name in ("$ref", "anyOf", "oneOf", "format"))
+            may_join = may_join or beside or "allOf" in one or len(names) > 1
+    return may_join and chars > JOINED_CHARS_MAX
+
+
 def _remainders(schema: dict[str, Any]) -> int:
     """How many remainders have to be told apart at once, where all multiples that the schema names come together."""
     steps: set[int] = set()
@@ -363,7 +423,7 @@ def _remainders(schema: dict[str, Any]) -> int:
         if isinstance(one, list):
             row += one
         elif isinstance(one, dict):
-            row += [inner for name, inner in one.items() if name not in _VALUES]
+            row += one.values()
             step = one.get("multipleOf")
             if isinstance(step, int | float) and math.isfinite(step) and step:
                 steps.add(_digits(step))
@@ -376,8 +436,7 @@ def _digits(number: float) -> int:
 
 
 def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
-    own = schema.get("x-guidance")
-    options = {**(own if isinstance(own, dict) else {}), **_SPACING, **({"lenient": True} if is_lenient else {})}
+    options = {**_SPACING, **({"lenient": True} if is_lenient else {})}  # and not the client's own
     as_written = "%json " + json.dumps({**schema, "x-guidance": options})
     # Parts that hold together only (allOf) may be anywhere, also behind a reference.
     if '"allOf"' not in as_written:
