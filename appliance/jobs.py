@@ -6,7 +6,7 @@ Vectors travel as little-endian float32 bytes, never as numbers.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -321,6 +321,14 @@ class Cancel(msgspec.Struct, frozen=True):
     """Nobody waits for these jobs any more; nodes drop what they have not computed."""
 
     job_ids: tuple[str, ...]
+
+
+CANARY_PREFIX: Final = "canary-"
+
+
+def is_canary(job_id: str) -> bool:
+    """Whether a gateway asks on its own behalf, to see whether a model answers. Figures of traffic leave these out."""
+    return job_id.startswith(CANARY_PREFIX)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,7 +17,7 @@ from appliance.tally import Counter, Histogram, Sum, flush
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _POWERS_OF_TWO = tuple(2**power for power in range(15))
 
 # Gateway

@@ -16,7 +16,7 @@ from appliance import telemetry
 from appliance.errors import ApplianceError, DeadlinePassed
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.http import Answer, Request
-from appliance.jobs import Classify, Embed, Extract, Generate, Job, Output, Rerank, Sampling, Task
+from appliance.jobs import CANARY_PREFIX, Classify, Embed, Extract, Generate, Job, Output, Rerank, Sampling, Task
 
 CANARY_DEADLINE_S = 10.0
 CANARIES: dict[str, Task] = {
@@ -100,7 +100,7 @@ class Canary:
 
     async def _send(self, model: str) -> bool:
         job = Job(
-            id=f"canary-{secrets.token_hex(8)}",
+            id=f"{CANARY_PREFIX}{secrets.token_hex(8)}",
             model=model,
             task=self._task(model),
             reply_to=self._dispatcher.reply_to,

@@ -318,7 +318,6 @@ class EngineProcess:
     def _kill(self, cause: str) -> None:
         self._cause = self._cause or cause
         if self._process is not None and self._process.returncode is None:
-            _log.warning("engine %s is killed: %s", self.name, cause)
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -331,7 +330,7 @@ class EngineProcess:
         output = self._tasks[0]
         await asyncio.wait({output}, timeout=_EXIT_WAIT_S)  # its last words
         message = f"the engine {self.name} died: {self._cause or _exit_text(self._process.returncode)}"
-        if not self._process.returncode and not self._cause:  # as it was asked to; of deaths others speak
+        if not self._process.returncode and not self._cause:  # as it was asked to; of deaths `revival` speaks
             _log.info("the engine %s has ended", self.name)
         return EngineDied(message, stderr_tail=self._stderr)
 

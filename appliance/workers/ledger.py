@@ -30,6 +30,7 @@ from appliance.jobs import (
     TokenRows,
     Weights,
     encode_replies,
+    is_canary,
 )
 from appliance.queue.base import Delivery, NodeQueue
 from appliance.workers.cancelled import Cancelled
@@ -204,7 +205,13 @@ class Ledger:
                 for message in messages(replies, bytes_max=self._message_bytes_max):
                     await self._queue.reply(reply_to, encode_replies(message))
         except ApplianceError as error:
-            _log.warning("%d answers were not sent: %s; their jobs will be delivered again", len(answers), error)
+            models = ", ".join(sorted({job.job.model for job, _ in answers}))
+            _log.warning(
+                "replies to %d jobs of %s were not sent: %s; those not begun are delivered again",
+                len(answers),
+                models,
+                error,
+            )
             return False
         return True
 
@@ -217,12 +224,27 @@ class Ledger:
         self.forget(job, outcome=outcome)
         await job.delivery.ack()
 
+    async def acknowledge(self, job: OpenJob) -> None:
+        """The queue may forget a job that is not over: its client has seen a part. `ended` says how it ends."""
+        self._settle(job)
+        await job.delivery.ack()
+
     def forget(self, job: OpenJob, *, outcome: str) -> None:
         """Settled here; unless it is acknowledged too, it is delivered again."""
-        job.is_settled = True
-        self._open.discard(job)
+        self._settle(job)
+        self.ended(job, outcome=outcome)
+
+    def ended(self, job: OpenJob, *, outcome: str) -> None:
+        """Count it, once."""
+        if job.is_counted or is_canary(job.job.id):
+            return
+        job.is_counted = True
         telemetry.JOBS.labels(job.job.model, outcome).inc()
         telemetry.NODE_SECONDS.labels(job.job.model).observe(time.monotonic() - job.arrived_s)
+
+    def _settle(self, job: OpenJob) -> None:
+        job.is_settled = True
+        self._open.discard(job)
         self._on_work_done(job.job.model, job.cost_left_ms)
         job.cost_left_ms = 0.0
 

@@ -44,6 +44,7 @@ class OpenJob:
     arrived_s: float  # monotonic
     extended_s: float  # monotonic; when the queue last heard of it
     is_settled: bool = False
+    is_counted: bool = False  # among the jobs that have ended
     input_tokens: int = 0
     cost_left_ms: float = 0.0  # predicted time of what no device has computed yet
     truncated: tuple[int, ...] = ()

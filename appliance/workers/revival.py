@@ -44,7 +44,7 @@ async def kept_alive(
             if not was_ready() and starts >= FIRST_STARTS_MAX:
                 last_words = " | ".join(death.stderr_tail[-3:])
                 raise StartupError(f"the engine of {name} does not come up: {death.message}: {last_words}") from death
-            _log.error("device %s: %s; it is started again in %.1f s", name, death.message, delay_s)
+            _log.error("%s; it is started again in %.1f s", death.message, delay_s)
         await asyncio.sleep(delay_s)
         is_steady = time.monotonic() - started_s > STEADY_S
         delay_s = RESTART_DELAY_S_MIN if is_steady else min(2 * delay_s, RESTART_DELAY_S_MAX)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from appliance.jobs import (
 )
 from appliance.queue.memory import MemoryBroker
 from appliance.settings import QueueSettings
+from appliance.workers.writing import node
 from appliance.workers.writing.node import WrittenModel
 from tests.node_parts import until
 from tests.tiny_writers import save_writer, vocabulary
@@ -143,6 +145,10 @@ def figure(name: str, **labels: str) -> float:
     )
 
 
+def ended(outcome: str) -> float:
+    return figure("appliance_jobs_total", outcome=outcome)
+
+
 async def test_texts_are_counted_while_they_are_written(folder: Path) -> None:
     written, first = figure("appliance_written_tokens_total"), figure("appliance_node_first_token_seconds_count")
     async with appliance(folder, places=1, has_end=False, step_s=0.01) as asker:
@@ -157,6 +163,7 @@ async def test_texts_are_counted_while_they_are_written(folder: Path) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_place(folder: Path) -> None:
+    cancelled, done = ended("cancelled"), ended("done")
     async with appliance(folder, places=1, has_end=False, step_s=0.05) as asker:
         endless = await asker.send("m", text_of("KL", is_streamed=True, tokens_max=500))
         assert isinstance(await anext(asker.events(endless)), Delta | Beat)
@@ -164,6 +171,7 @@ async def test_a_client_that_leaves_frees_its_place(folder: Path) -> None:
         found, _ = await asker.text("m", text_of("MN", tokens_max=2))
 
     assert found == "NM"
+    assert (ended("cancelled") - cancelled, ended("done") - done) == (1, 1)
     assert asker.unheard(endless) <= 2, "within two tokens"
 
 
@@ -181,12 +189,14 @@ async def test_a_job_that_is_cancelled_while_it_waits_is_dropped(folder: Path) -
 
 
 async def test_a_deadline_ends_a_text(folder: Path) -> None:
+    late = ended(DeadlinePassed.code)
     async with appliance(folder, has_end=False, step_s=0.02) as asker:
         job_id = await asker.send("m", text_of("KL", is_streamed=True, tokens_max=500), deadline_s=1.0)
         events = [event async for event in asker.events(job_id)]
 
     assert isinstance(events[-1], Failed)
     assert isinstance(events[-1].error(), DeadlinePassed)
+    assert ended(DeadlinePassed.code) - late == 1
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -200,7 +210,10 @@ async def test_a_text_that_has_nothing_to_say_beats(folder: Path, is_streamed: b
     assert "".join(event.text for event in events if isinstance(event, Delta)) == "LKL"
 
 
-async def test_an_engine_that_dies_is_started_again_and_texts_not_begun_are_written(folder: Path) -> None:
+async def test_an_engine_that_dies_is_started_again_and_texts_not_begun_are_written(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = ended(EngineFailed.code)
     async with appliance(folder, step_s=0.05) as asker:
         jobs = [asyncio.create_task(asker.text("m", text_of("KLMNPQRS"))) for _ in range(6)]
         stream = await asker.send("m", text_of("KLMNPQRS", is_streamed=True))
@@ -215,9 +228,15 @@ async def test_an_engine_that_dies_is_started_again_and_texts_not_begun_are_writ
     assert [one[0] for one in found] == ["SRQPNMLK"] * 6
     assert isinstance(rest[-1], Failed), "what a client has seen a part of is not written anew"
     assert isinstance(rest[-1].error(), EngineFailed)
+    assert ended(EngineFailed.code) - failed == 1
+    begun_anew, death = [record for record in caplog.records if "engine" in record.getMessage()]
+    assert begun_anew.levelname == "WARNING"
+    assert re.fullmatch(r"the engine of m had \d jobs in hand: \d are begun anew, 1 fail", begun_anew.getMessage())
+    assert death.levelname == "ERROR"
+    assert death.getMessage() == "the engine writer died: killed by SIGKILL; it is started again in 0.1 s"
 
 
-async def test_a_text_that_kills_its_engine_fails_alone(folder: Path) -> None:
+async def test_a_text_that_kills_its_engine_fails_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with appliance(folder, crash_token=CRASH, step_s=0.01) as asker:
         deadly = asyncio.create_task(asker.ask("m", text_of("aaX")))
         others = [asyncio.create_task(asker.text("m", text_of("KLMNPQRSUV"))) for _ in range(3)]
@@ -227,6 +246,31 @@ async def test_a_text_that_kills_its_engine_fails_alone(folder: Path) -> None:
         found = await asyncio.gather(*others)
 
     assert [one[0] for one in found] == ["VUSRQPNMLK"] * 3
+    blamed = [record.getMessage() for record in caplog.records if "fails: 2 engines died" in record.getMessage()]
+    assert blamed == ["job job-0 of m fails: 2 engines died while they wrote it"]
+
+
+async def test_a_text_whose_gateway_is_out_of_reach_is_left_to_others(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "BEAT_S", 0.02)
+    unanswered = ended("unanswered")
+    broker = MemoryBroker(QueueSettings())
+    (folder / "fake.json").write_text('{"has_end": false, "step_s": 0.05}')
+    async with (
+        asking(broker) as asker,
+        writing_node(asker, broker, model_of(folder, places=1), sockets_dir=folder.parent / "s", engine="fake-texts"),
+    ):
+        endless = await asker.send("m", text_of("KL", tokens_max=500))
+        assert isinstance(await anext(asker.events(endless)), Beat)
+        broker.stop()
+        await until(lambda: ended("unanswered") > unanswered)
+        broker.start()
+        found, _ = await asker.text("m", text_of("MN", tokens_max=2))
+
+    assert found == "NM"
+    (record,) = [record for record in caplog.records if "were not sent" in record.getMessage()]
+    assert "replies to 1 jobs of m were not sent" in record.getMessage()
 
 
 async def test_a_node_that_stops_ends_what_is_begun_and_leaves_the_rest_to_others(folder: Path) -> None:

@@ -24,7 +24,21 @@ from appliance.errors import (
 from appliance.gateway import dispatch
 from appliance.gateway.dispatch import SUBMISSION_STEP, Dispatcher
 from appliance.gateway.pending_calls import Result
-from appliance.jobs import Beat, Done, Embed, Event, Failed, Job, Lane, Reply, Rows, Usage, decode_job, encode_replies
+from appliance.jobs import (
+    CANARY_PREFIX,
+    Beat,
+    Done,
+    Embed,
+    Event,
+    Failed,
+    Job,
+    Lane,
+    Reply,
+    Rows,
+    Usage,
+    decode_job,
+    encode_replies,
+)
 from tests.node_parts import until
 
 WIDTH = 2
@@ -539,4 +553,27 @@ async def test_garbage_is_counted_and_harms_nobody(bench: Bench, payload: bytes)
 async def test_replies_for_nobody_are_counted(bench: Bench) -> None:
     with counted("unknown job", 2):
         bench.reply("nobody's", rows_of(1.0), Done())
+    bench.assert_nothing_is_left()
+
+
+async def test_a_canary_is_no_waiting_request_and_its_late_answer_not_stale(bench: Bench) -> None:
+    def waiting() -> float:
+        tally.flush()
+        return REGISTRY.get_sample_value("appliance_pending_requests") or 0.0
+
+    nobody = waiting()
+    canary = bench.start([job_of(f"{CANARY_PREFIX}a")])
+    await bench.queue.holds(1)
+    assert waiting() == nobody
+    call = bench.start([job_of("a")])
+    await bench.queue.holds(2)
+    assert waiting() == nobody + 1
+
+    for job_id in ("a", f"{CANARY_PREFIX}a"):
+        bench.reply(job_id, rows_of(1.0), Done())
+    await asyncio.gather(call, canary)
+
+    assert waiting() == nobody
+    with counted("unknown job", 0):
+        bench.reply(f"{CANARY_PREFIX}a", rows_of(1.0), Done())
     bench.assert_nothing_is_left()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
+from prometheus_client import REGISTRY
 
+from appliance import tally
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnavailable
-from appliance.jobs import Done, Failed, Part, Reply, Rows, Text, TokenRows, Usage, encode_replies
+from appliance.jobs import CANARY_PREFIX, Done, Failed, Part, Reply, Rows, Text, TokenRows, Usage, encode_replies
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
 from appliance.workers.read_job import QUERY, Reading
@@ -402,3 +404,38 @@ def test_long_messages_and_long_lists_count() -> None:
 
     assert [len(message) for message in packed] == [1, 1, 1, 1]
     assert all(len(encode_replies(message)) <= 12_000 for message in packed)
+
+
+def ended(outcome: str) -> float:
+    tally.flush()
+    return REGISTRY.get_sample_value("appliance_jobs_total", {"model": "m", "outcome": outcome}) or 0.0
+
+
+async def test_a_stream_is_settled_when_it_begins_and_counted_when_it_ends() -> None:
+    bench = Bench()
+    (item,) = bench.open("a", 1)
+    done, cancelled = ended("done"), ended("cancelled")
+
+    await bench.ledger.acknowledge(item.owner)
+    assert bench.settled("a") == ["ack"]
+    bench.assert_nothing_is_left()
+    assert ended("done") == done
+
+    bench.ledger.ended(item.owner, outcome="done")
+    bench.ledger.ended(item.owner, outcome="cancelled")
+    bench.ledger.forget(item.owner, outcome="cancelled")
+    assert (ended("done") - done, ended("cancelled") - cancelled) == (1, 0), "once, as it ended first"
+
+
+async def test_canaries_are_answered_and_not_counted() -> None:
+    bench = Bench()
+    done, late = ended("done"), ended(DeadlinePassed.code)
+    answered = bench.open(f"{CANARY_PREFIX}a", 1)
+    dropped = bench.open(f"{CANARY_PREFIX}b", 1, deadline_s=1.0)
+
+    await bench.ledger.take(answered, encoded_of(1.0))
+    await bench.ledger.drop(dropped)
+
+    assert [bench.settled(f"{CANARY_PREFIX}{name}") for name in "ab"] == [["ack"], ["ack"]]
+    assert (ended("done"), ended(DeadlinePassed.code)) == (done, late)
+    bench.assert_nothing_is_left()

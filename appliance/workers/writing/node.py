@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,7 +20,7 @@ import msgspec
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, DeadlinePassed, EngineFailed, StartupError
-from appliance.jobs import Beat, Decide, Event, Generate, Job, Lane, Reply, Text, Tokenized
+from appliance.jobs import Beat, Decide, Done, Event, Failed, Generate, Job, Lane, Reply, Text, Tokenized
 from appliance.presets import Preset
 from appliance.queue.base import NodeQueue
 from appliance.settings import QueueSettings, WorkerSettings
@@ -32,7 +31,8 @@ from appliance.workers.revival import kept_alive
 from appliance.workers.serving import Serving
 from appliance.workers.wire import Load, Loaded, Step
 from appliance.workers.writing.engine import TextEngineProcess
-from appliance.workers.writing.open_text import OpenDecision, OpenText, OpenWriting
+from appliance.workers.writing.figures import Figures
+from appliance.workers.writing.open_text import OpenDecision, OpenSequence, OpenText, OpenWriting
 from appliance.workers.writing.writer import Prepared, Weighing, Writer
 
 BEAT_S: Final = 1.0
@@ -69,15 +69,6 @@ class WritingPlace(msgspec.Struct, frozen=True):
 Reading = Prepared | list[Weighing] | Tokenized | Text
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """One sequence of a job; `number` is the job's own for it."""
-
-    writing: OpenWriting
-    number: int
-    has_token: bool = False
-
-
 class WritingNode(Serving[Reading]):
     """See the module."""
 
@@ -94,11 +85,12 @@ class WritingNode(Serving[Reading]):
         self._model = model
         self._place = place
         self._engine: TextEngineProcess | None = None
+        self._figures = Figures(model.name, place.name)
         self._card: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count(1)
         self._jobs: dict[str, set[OpenWriting]] = {}  # by the job's id: one that is submitted again may be here twice
-        self._pending: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
+        self._pending: deque[OpenSequence] = deque()
+        self._running: dict[int, OpenSequence] = {}
         self._sending = asyncio.Lock()  # replies of a job are sent in the order in which they are numbered
         self._gone: list[OpenWriting] = []  # cancelled, to be settled
         self._something_gone = asyncio.Event()
@@ -134,7 +126,7 @@ class WritingNode(Serving[Reading]):
             case _:
                 raise AssertionError("read as another task")
         self._jobs.setdefault(job.job.id, set()).add(writing)
-        self._pending.extend(_Sequence(writing, number) for number in range(len(writing.orders)))
+        self._pending.extend(OpenSequence(writing, number) for number in range(len(writing.orders)))
         if job.job.id in self._ledger.cancelled:
             self._on_cancelled([job.job.id])
         self._begin_more()
@@ -165,6 +157,11 @@ class WritingNode(Serving[Reading]):
     def _sequences_max(self) -> int:
         return self._card.result().sequences_max
 
+    @property
+    def _places(self) -> int:
+        """Now; none while there is no engine."""
+        return self._sequences_max if self._engine is not None else 0
+
     async def _run_engine(self) -> None:
         await kept_alive(self._place.name, self._place.engine_factory, self._serve, was_ready=self._card.done)
 
@@ -177,10 +174,11 @@ class WritingNode(Serving[Reading]):
         self._engine = engine
         try:
             self._begin_more()
-            raise await engine.died()
+            death = await engine.died()
         finally:
             self._engine = None
-            await self._survive_engine()
+        await self._survive_engine()
+        raise death
 
     async def _load(self, engine: TextEngineProcess) -> Loaded:
         preset = self._model.preset
@@ -234,10 +232,7 @@ class WritingNode(Serving[Reading]):
 
     async def _on_step(self, step: Step) -> None:
         """What the engine wrote goes to those who wait for it."""
-        telemetry.DEVICE_SECONDS.labels(self._model.name, self._place.name).inc(step.device_s)
-        if step.running:
-            telemetry.STEP_TEXTS.labels(self._model.name).observe(step.running)
-        telemetry.WRITTEN_TOKENS.labels(self._model.name).inc(sum(len(grown.ids) for grown in step.grown))
+        self._figures.step(step, self._running)
         async with self._sending:
             said: dict[OpenWriting, list[Event]] = {}
             for grown in step.grown:
@@ -246,10 +241,6 @@ class WritingNode(Serving[Reading]):
                     continue  # aborted
                 if grown.finish:
                     del self._running[grown.sequence]
-                if grown.ids and not found.has_token:
-                    found.has_token = True
-                    waited_s = time.monotonic() - found.writing.opened.arrived_s
-                    telemetry.NODE_FIRST_TOKEN_SECONDS.labels(self._model.name).observe(waited_s)
                 events = found.writing.take(found.number, grown)
                 if events:
                     said.setdefault(found.writing, []).extend(events)
@@ -262,16 +253,24 @@ class WritingNode(Serving[Reading]):
         """The engine is gone, and with it every sequence that it had."""
         dead = dict.fromkeys(one.writing for one in self._running.values())
         self._running.clear()
-        again: list[_Sequence] = []
+        again: list[OpenSequence] = []
+        failed = 0
         for writing in dead:
             writing.deaths += 1
+            if writing.deaths >= DEATHS_MAX:
+                words = "job %s of %s fails: %d engines died while they wrote it"
+                _log.error(words, writing.opened.job.id, self._model.name, writing.deaths)
             if writing.is_begun or writing.deaths >= DEATHS_MAX:
+                failed += 1
                 await self._fail(writing, EngineFailed("the engine died while it wrote the answer; try again"))
             else:
                 writing.restart()
                 self._pending = deque(one for one in self._pending if one.writing is not writing)
-                again += [_Sequence(writing, number) for number in range(len(writing.orders))]
+                again += [OpenSequence(writing, number) for number in range(len(writing.orders))]
         self._pending.extendleft(reversed(again))
+        if dead:
+            words = "the engine of %s had %d jobs in hand: %d are begun anew, %d fail"
+            _log.warning(words, self._model.name, len(dead), len(dead) - failed, failed)
 
     def _abort(self, writings: Iterable[OpenWriting]) -> None:
         """Nothing more of these is written."""
@@ -289,33 +288,38 @@ class WritingNode(Serving[Reading]):
 
     async def _say(self, said: dict[OpenWriting, list[Event]]) -> None:
         """Send events and settle what they settle. Under `_sending`."""
-        was_begun = {writing: writing.is_begun for writing in said}
         answers: list[tuple[OpenJob, list[Reply]]] = [
             (writing.opened, writing.replies(events)) for writing, events in said.items()
         ]
         is_sent = not answers or await self._ledger.send(answers)
-        for writing in said:
+        for writing, events in said.items():
             opened = writing.opened
             writing.spoke_s = time.monotonic()
             if not is_sent:
-                # Out of reach: a job that is not settled is delivered again, and a text begun has a hole.
-                if not opened.is_settled:
-                    self._ledger.forget(opened, outcome="unanswered")
-                self._forget(writing)
+                self._lose(writing)
+            elif writing.is_over and opened.is_settled:
+                self._ledger.ended(opened, outcome=_outcome(events))
+            elif writing.is_over:
+                await self._ledger.close(opened, outcome=_outcome(events))
             elif not opened.is_settled:
-                outcome = "done" if writing.is_over else "streamed"
-                if writing.is_over or not was_begun[writing]:
-                    await self._ledger.close(opened, outcome=outcome)
+                await self._ledger.acknowledge(opened)
             if writing.is_over:
                 self._forget(writing)
         self._pulls.changed()
+
+    def _lose(self, writing: OpenWriting) -> None:
+        """Its gateway is out of reach: a job that is not settled is delivered again, and a text begun has a hole."""
+        self._ledger.forget(writing.opened, outcome="unanswered")
+        self._forget(writing)
 
     async def _beat(self, quiet: Sequence[OpenWriting]) -> None:
         """Let gateways hear that these are at work. Under `_sending`."""
         for writing in quiet:
             writing.spoke_s = time.monotonic()
-        if quiet:
-            await self._ledger.send([(writing.opened, writing.replies([Beat()])) for writing in quiet])
+        beats = [(writing.opened, writing.replies([Beat()])) for writing in quiet]
+        if quiet and not await self._ledger.send(beats):
+            for writing in quiet:
+                self._lose(writing)
 
     async def _fail(self, writing: OpenWriting, error: ApplianceError) -> None:
         """The job ends with this error."""
@@ -336,11 +340,12 @@ class WritingNode(Serving[Reading]):
     async def _tend(self) -> None:
         """Settle what was cancelled or is late, and let gateways hear that texts under way live on."""
         while True:
-            self._tell_load()
+            self._figures.load(places=self._places, begun=len(self._running), pending=len(self._pending))
             self._something_gone.clear()
             gone, self._gone = self._gone, []
             for writing in gone:
                 await self._ledger.drop_job(writing.opened)
+                self._ledger.ended(writing.opened, outcome="cancelled")  # a stream, which is settled already
                 self._forget(writing)
             now_s = time.time()
             writings = [writing for found in self._jobs.values() for writing in found if not writing.is_over]
@@ -363,15 +368,16 @@ class WritingNode(Serving[Reading]):
             except TimeoutError:
                 pass
 
-    def _tell_load(self) -> None:
-        """For who scales or watches: how many texts there are, and how many can be written at once."""
-        places = self._sequences_max if self._engine is not None else 0
-        running = min(len(self._running), places)
-        waiting = len(self._running) + len(self._pending) - running
-        model, device = self._model.name, self._place.name
-        telemetry.TEXT_PLACES.labels(model, device).set(places)
-        telemetry.TEXTS.labels(model, device, "running").set(running)
-        telemetry.TEXTS.labels(model, device, "waiting").set(waiting)
+
+def _outcome(events: Sequence[Event]) -> str:
+    """Of a job that is over, by the last that is said of it."""
+    match events[-1]:
+        case Done():
+            return "done"
+        case Failed(code=code):
+            return code
+        case _:  # it was cancelled while this was sent
+            return "cancelled"
 
 
 class _Reader:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,6 +76,15 @@ class OpenWriting(ABC):
         """The job fails."""
         self.is_over = True
         return [Failed.of(error)]
+
+
+@dataclass(slots=True)
+class OpenSequence:
+    """One sequence of a job, at the engine or on its way there; `number` is the job's own for it."""
+
+    writing: OpenWriting
+    number: int
+    has_token: bool = False
 
 
 class OpenText(OpenWriting):
