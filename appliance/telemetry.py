@@ -48,6 +48,12 @@ STALE_REPLIES = Counter("appliance_stale_replies_total", "Replies that settled n
 RESUBMITTED_JOBS = prometheus_client.Counter(
     "appliance_resubmitted_jobs_total", "Jobs sent again after the queue was lost"
 )
+READY = Gauge(
+    "appliance_ready",
+    "1 for a model that has answered lately, as /readyz tells",
+    ["model"],
+    multiprocess_mode="livemin",
+)
 CANARY_SECONDS = Gauge(
     "appliance_canary_seconds", "Round trip of the last canary", ["model"], multiprocess_mode="mostrecent"
 )

@@ -23,7 +23,7 @@ from appliance.cli.children import Child, Part, environment
 from appliance.cli.plan import check_start
 from appliance.cli.startup import catalog_of, config_option, prepare, startup_errors, stop_signals, tell
 from appliance.errors import StartupError
-from appliance.gateway.address import address_of
+from appliance.gateway.address import SUPERVISOR, address_of
 from appliance.queue.server import HOST, free_port, plan_server
 from appliance.settings import NatsSettings, Settings
 from appliance.settings_source import variable_of
@@ -234,7 +234,10 @@ async def _unready(host: str, port: int) -> str | None:
         async with asyncio.timeout(POLL_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(b"GET /readyz HTTP/1.1\r\nhost: appliance\r\nconnection: close\r\n\r\n")
+                writer.write(
+                    b"GET /readyz HTTP/1.1\r\nhost: appliance\r\nuser-agent: %s\r\nconnection: close\r\n\r\n"
+                    % SUPERVISOR
+                )
                 head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             finally:
                 writer.close()

@@ -1,9 +1,11 @@
-"""Where the gateway listens."""
+"""Where the gateway listens, and who of our own asks there."""
 
 import socket
-from typing import Any
+from typing import Any, Final
 
 from appliance.errors import StartupError
+
+SUPERVISOR: Final = b"appliance-up"  # as it names itself (`user-agent`) while it waits for /readyz
 
 
 def address_of(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

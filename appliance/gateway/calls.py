@@ -18,7 +18,7 @@ from appliance.compat.chunks import chunks
 from appliance.errors import BadVector, InvalidRequest
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import Canary
-from appliance.gateway.http import Headers, Request
+from appliance.gateway.http import ASKED, Headers, Request
 from appliance.gateway.pending_calls import Piece, Result
 from appliance.jobs import Job, Part, Task, Usage
 from appliance.presets import TaskName
@@ -155,6 +155,7 @@ class Calls:
         if within_s is None:
             within_s = deadline_after_s(request, timeout_s_max=self.gateway.request_timeout_s)
         deadline_s = time.time() + within_s
+        request.scope["state"][ASKED] = f", of {model} in jobs {call_id}-*"  # by which a worker's log names them
         traceparent = traceparent_of(request)
         return [
             Job(

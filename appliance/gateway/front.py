@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from appliance import logs, telemetry
 from appliance.errors import ApplianceError, Unauthorized
-from appliance.gateway.http import BODIES, BodyBudget, answer_of, header
+from appliance.gateway.http import ASKED, BODIES, IS_OWN, BodyBudget, answer_of, header
 from appliance.gateway.key_rates import KeyRates
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -118,14 +118,20 @@ class Front:
         except ApplianceError as error:
             await answer_of(error).send(send_with_id)
         finally:
-            endpoint = str(scope["state"].get("endpoint", "other"))
-            telemetry.REQUESTS.labels(endpoint, str(status)).inc()
-            lasted_s = time.perf_counter() - started_s
-            telemetry.REQUEST_SECONDS.labels(endpoint).observe(lasted_s)
-            _log.debug("%s %s: %d after %.0f ms", scope["method"], scope["path"], status, lasted_s * 1000)
+            if IS_OWN not in scope["state"]:
+                _note(scope, status, time.perf_counter() - started_s)
 
     def _request_id(self, offered: bytes | None) -> bytes:
         """The client's own id where it is harmless in a header and a log, else a fresh one."""
         if offered is not None and _SAFE_ID.fullmatch(offered):
             return offered
         return b"req_%s%012x" % (self._id_prefix, next(self._count))
+
+
+def _note(scope: HTTPScope, status: int, lasted_s: float) -> None:
+    """Count a request that is over, and log it; nothing that it said."""
+    endpoint = str(scope["state"].get("endpoint", "other"))
+    telemetry.REQUESTS.labels(endpoint, str(status)).inc()
+    telemetry.REQUEST_SECONDS.labels(endpoint).observe(lasted_s)
+    asked = scope["state"].get(ASKED, "")
+    _log.debug("%s %s: %d after %.0f ms%s", scope["method"], scope["path"][:200], status, lasted_s * 1000, asked)

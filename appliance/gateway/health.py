@@ -14,8 +14,9 @@ import msgspec
 
 from appliance import telemetry
 from appliance.errors import ApplianceError, DeadlinePassed
+from appliance.gateway.address import SUPERVISOR
 from appliance.gateway.dispatch import Dispatcher
-from appliance.gateway.http import Answer, Request
+from appliance.gateway.http import IS_OWN, Answer, Request
 from appliance.jobs import CANARY_PREFIX, Classify, Embed, Extract, Generate, Job, Output, Rerank, Sampling, Task
 
 CANARY_DEADLINE_S = 10.0
@@ -27,6 +28,7 @@ CANARIES: dict[str, Task] = {
     "generate": Generate(prompt="canary", tokens_max=1, sampling=Sampling(temperature=0.0)),
 }
 RETRY_S = 0.2  # until a model has answered for the first time, or while it fails
+TELL_S = 1.0  # between two looks at what the figures say
 WINDOW_INTERVALS = 3  # a proof older than this many canary intervals and one deadline is stale
 
 _log = logging.getLogger(__name__)
@@ -58,13 +60,15 @@ class Canary:
     async def run(self) -> None:
         """Send canaries until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._tell())
             for model in self._models:
                 group.create_task(self._watch(model))
 
     def prove(self, model: str) -> None:
         """A request for the model was just answered."""
         self._proved_s[model] = time.monotonic()
-        self._faults.pop(model, None)
+        if self._faults.pop(model, None) is not None:
+            _log.info("%s answers", model)
 
     def tokens_max(self, model: str) -> int | None:
         """What a prompt and its text may have together, as the node that wrote last says; None before that."""
@@ -82,6 +86,14 @@ class Canary:
         if isinstance(task, Embed) and model in self._outputs:
             return msgspec.structs.replace(task, outputs=(self._outputs[model],))
         return task
+
+    async def _tell(self) -> None:
+        """Keep the figures of readiness true: it also ends by itself, as time passes."""
+        while True:
+            faults = self.faults()
+            for model in self._models:
+                telemetry.READY.labels(model).set(model not in faults)
+            await asyncio.sleep(TELL_S)
 
     async def _watch(self, model: str) -> None:
         while True:
@@ -138,6 +150,8 @@ class Health:
 
     async def readyz(self, request: Request) -> Answer:
         """200 when every served model is proved, else 503 with what is missing."""
+        if request.header(b"user-agent") == SUPERVISOR:
+            request.scope["state"][IS_OWN] = True
         faults = self._canary.faults()
         models = {model: faults.get(model, "ready") for model in self._models}
         body = msgspec.json.encode({"status": "unready" if faults else "ready", "models": models})

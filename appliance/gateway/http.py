@@ -12,7 +12,11 @@ from appliance.compat.formats import CONTENT_TYPES, Format, encode, format_of
 from appliance.errors import ApplianceError, BodyTooLarge, ClientGone, Overloaded
 
 JSON = CONTENT_TYPES["json"]
-BODIES = "bodies"  # where the front leaves the `BodyBudget` in a scope's state
+# In a scope's state: where the front leaves the `BodyBudget`, what is logged of a request besides its path, and whether
+# the appliance itself asks, whose requests are in no figure.
+BODIES = "bodies"
+ASKED = "asked"
+IS_OWN = "is_own"
 Headers = list[tuple[bytes, bytes]]
 Dialect = Literal["openai", "cohere"]  # whose error body a path answers with
 

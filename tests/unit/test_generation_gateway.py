@@ -530,4 +530,9 @@ async def test_what_went_wrong_is_found_in_the_log_by_the_requests_id(caplog: py
     assert answer.status_code == 500
     assert {request_id for _, request_id in found} == {"mine"}
     assert any("the engine died" in message for message, _ in found)
-    assert any(message.startswith(f"POST {CHAT}: 500 after ") for message, _ in found)
+    (line,) = [message for message, _ in found if message.startswith(f"POST {CHAT}: 500 after ")]
+    (job,) = gateway.queue.jobs
+    assert line.endswith(f" ms, of org/writer in jobs {job.id.removesuffix('-0')}-*"), (
+        "so that a worker's log can be read"
+    )
+    assert "one two" not in line

@@ -1,12 +1,16 @@
 """Readiness: a canary of the model's own kind really came back, lately."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import get_args
 
 import pytest
+from prometheus_client import REGISTRY
 
 from appliance.errors import DeadlinePassed, EngineFailed
+from appliance.gateway import health
 from appliance.gateway.dispatch import Dispatcher
 from appliance.gateway.health import CANARIES, Canary
 from appliance.gateway.pending_calls import Result
@@ -81,21 +85,38 @@ async def test_real_traffic_is_proof_until_it_is_old() -> None:
     assert stale.faults() == {"m": "stale", "n": "starting"}
 
 
-async def test_no_canary_is_sent_while_there_is_traffic() -> None:
+class Clock:
+    """Stands for the module `time`, and stands still unless it is set; `reads` tells that somebody looked."""
+
+    time = staticmethod(time.time)
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.reads = 0
+
+    def monotonic(self) -> float:
+        self.reads += 1
+        return self.now_s
+
+
+async def test_no_canary_is_sent_while_there_is_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(health, "time", clock)
     dispatcher = Answering()
-    canary = Canary(dispatcher, {"m": ("generate",)}, interval_s=0.05)
+    canary = Canary(dispatcher, {"m": ("generate",)}, interval_s=0.001)
     watching = asyncio.create_task(canary.run())
     await until(lambda: not canary.faults())
-    first = len(dispatcher.asked)
 
-    for _ in range(20):
+    for _ in range(5):
+        clock.now_s += 0.0009
         canary.prove("m")
-        await asyncio.sleep(0.01)
-    busy = len(dispatcher.asked)
-    await until(lambda: len(dispatcher.asked) > busy + 1)
-    watching.cancel()
+        seen = clock.reads
+        await until(lambda seen=seen: clock.reads > seen + 2)  # type: ignore[misc]  # a lambda of this turn
+    assert len(dispatcher.asked) == 1, "the first"
 
-    assert busy - first <= 1
+    clock.now_s += 0.001
+    await until(lambda: len(dispatcher.asked) == 2)
+    watching.cancel()
 
 
 async def test_a_canary_that_waited_behind_work_says_nothing_against_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,3 +135,24 @@ async def test_a_canary_that_waited_behind_work_says_nothing_against_it(caplog: 
     watching.cancel()
 
     assert [record.getMessage() for record in caplog.records] == ["canary for m: late"], "and once"
+
+
+async def test_readiness_is_a_figure_and_its_return_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ready() -> float | None:
+        return REGISTRY.get_sample_value("appliance_ready", {"model": "told"})
+
+    caplog.set_level(logging.INFO, "appliance.gateway.health")
+    monkeypatch.setattr(health, "TELL_S", 0.0)
+    dispatcher = Answering()
+    dispatcher.faults["told"] = EngineFailed("the engine died")
+    canary = Canary(dispatcher, {"told": ("generate",)}, interval_s=0)
+    watching = asyncio.create_task(canary.run())
+    await until(lambda: ready() == 0)
+
+    del dispatcher.faults["told"]
+    await until(lambda: ready() == 1)
+    watching.cancel()
+
+    assert caplog.messages == ["told answers"]

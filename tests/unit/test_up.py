@@ -4,12 +4,17 @@ import asyncio
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client import REGISTRY
 
+from appliance import tally
 from appliance.cli.startup import stop_signals
-from appliance.cli.up import _emptied, check_port
+from appliance.cli.up import _emptied, _unready, check_port
 from appliance.errors import StartupError
 from appliance.queue.server import free_port
+from tests.gateway_parts import MODELS, Gateway
+from tests.http_parts import serving
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "ä..b", "127.0.0.1:80"])
@@ -55,3 +60,24 @@ async def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+async def test_waiting_for_readiness_is_in_no_figure_of_requests() -> None:
+    def counted() -> float:
+        tally.flush()
+        labels = {"endpoint": "readyz", "status": "503"}
+        return REGISTRY.get_sample_value("appliance_requests_total", labels) or 0.0
+
+    gateway = Gateway()
+    before = counted()
+    async with serving(gateway.app) as port:
+        missing = await _unready("127.0.0.1", port)
+        assert missing is not None
+        assert '"org/writer":"starting"' in missing
+        assert counted() == before
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 503
+        assert counted() == before + 1
+        for facts in MODELS:
+            gateway.canary.prove(facts.name)
+        assert await _unready("127.0.0.1", port) is None
