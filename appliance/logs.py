@@ -5,14 +5,19 @@ What is logged on behalf of a request has its id, the `x-request-id` of the answ
 
 import json
 import logging
+import sys
+import threading
 import time
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Literal
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the request that is being served
+
+_log = logging.getLogger(__name__)
 
 
 def configure(*, level: Level, format: Format, part: str) -> None:
@@ -25,6 +30,19 @@ def configure(*, level: Level, format: Format, part: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Its warnings are about its own transports (TLS ends, children of a closed loop): nothing that a reader can act on.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    log_crashes()
+
+
+def log_crashes() -> None:
+    """Log what Python would print by itself: exceptions that nobody caught, which are bugs, and warnings."""
+    sys.excepthook = _crashed
+    threading.excepthook = lambda found: _crashed(found.exc_type, found.exc_value, found.exc_traceback)
+    logging.captureWarnings(True)
+
+
+def _crashed(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        _log.critical("an uncaught exception", exc_info=(kind, error or kind(), trace))
 
 
 def are_json() -> bool:

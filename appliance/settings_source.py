@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -65,6 +65,11 @@ def read_settings(*, config_file: Path | None, environ: Mapping[str, str]) -> Lo
         origins[name] = f"env {variable}"
     check_rules(settings, origins)
     return LoadedSettings(settings, origins, tuple(warnings))
+
+
+def log_format_of(environ: Mapping[str, str]) -> Literal["text", "json"]:
+    """What the environment says of it, whatever is wrong with the rest."""
+    return "json" if environ.get(variable_of("log_format"), "").strip() == "json" else "text"
 
 
 def setting_types() -> dict[str, Any]:

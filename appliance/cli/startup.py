@@ -19,7 +19,7 @@ from appliance.catalog import Catalog
 from appliance.errors import StartupError
 from appliance.presets import load_facts, presets_dirs
 from appliance.settings import Settings
-from appliance.settings_source import load_settings
+from appliance.settings_source import load_settings, log_format_of
 
 THREAD_TURN_S = 0.0005
 GARBAGE_OBJECTS = 20_000  # made and not freed, before the collector looks at them
@@ -54,7 +54,8 @@ def tell(text: str, *, is_error: bool = False) -> None:
 
 
 def prepare(config_file: Path | None, *, part: str) -> Settings:
-    """Settings, with logging set up by them."""
+    """Settings, with logging set up by them; what is wrong with them is told as the environment alone says."""
+    logs.configure(level="info", format=log_format_of(os.environ), part=part)
     settings = load_settings(config_file=config_file, environ=os.environ)
     logs.configure(level=settings.log_level, format=settings.log_format, part=part)
     return settings

@@ -124,10 +124,12 @@ class Canary:
         except ApplianceError as error:
             if self._proved_s.get(model, started_s) > started_s:
                 return True  # by the work that the canary waited behind
+            is_late = isinstance(error, DeadlinePassed)
             if self._faults.get(model) != error.code and model in self._proved_s:
-                _log.warning("canary for %s: %s", model, error.message)
+                words = f"no answer within {CANARY_DEADLINE_S:g} s" if is_late else error.message
+                _log.warning("canary for %s: %s", model, words)
             # Until it has answered once, a canary that comes too late says only that the model is not up yet.
-            is_starting = isinstance(error, DeadlinePassed) and model not in self._proved_s
+            is_starting = is_late and model not in self._proved_s
             self._faults[model] = "starting" if is_starting else error.code
             return False
         telemetry.CANARY_SECONDS.labels(model).set(time.monotonic() - started_s)

@@ -17,6 +17,7 @@ from typing import Final, NoReturn, assert_never
 
 import msgspec
 
+from appliance.logs import log_crashes
 from appliance.processes import die_with_parent
 from appliance.workers import wire
 from appliance.workers.engine import DeviceLost, Engine, OutOfMemory, TextEngine
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the whole group; the node decides
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    log_crashes()
     logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:

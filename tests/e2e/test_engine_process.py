@@ -264,6 +264,17 @@ async def test_an_engines_lines_have_their_own_levels(tmp_path: Path, caplog: py
     assert not any(level in line[1] for line in lines for level in ("INFO", "ERROR"))
 
 
+async def test_a_bug_that_ends_an_engine_is_told_as_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = "from appliance.workers import host; host.ENGINES['fake'] = lambda: 1 / 0; host.main()"
+    with pytest.raises(EngineDied, match="exited with status 1"):
+        async with engine_of(tmp_path, command=[sys.executable, "-c", script, "--engine", "fake"]) as engine:
+            raise await engine.died()
+
+    assert {record.levelname for record in caplog.records} == {"CRITICAL"}
+    assert "engine fake-0: an uncaught exception" in caplog.messages
+    assert "engine fake-0: ZeroDivisionError: division by zero" in caplog.messages
+
+
 async def test_a_kill_from_outside_is_seen_even_when_nothing_is_outstanding(tmp_path: Path) -> None:
     async with engine_of(tmp_path) as engine:
         os.kill(engine.pid, signal.SIGKILL)

@@ -134,7 +134,7 @@ async def test_a_canary_that_waited_behind_work_says_nothing_against_it(caplog: 
     await until(lambda: bool(caplog.records))
     watching.cancel()
 
-    assert [record.getMessage() for record in caplog.records] == ["canary for m: late"], "and once"
+    assert [record.getMessage() for record in caplog.records] == ["canary for m: no answer within 10 s"], "and once"
 
 
 async def test_readiness_is_a_figure_and_its_return_a_line(

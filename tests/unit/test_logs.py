@@ -2,20 +2,26 @@
 
 import json
 import logging
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
 
 from appliance import logs
-from appliance.cli.startup import tell
+from appliance.cli.startup import prepare, startup_errors, tell
 
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    hooks = sys.excepthook, threading.excepthook
     root.handlers = []  # those of pytest are kept open
     yield
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
     root.handlers, root.level = handlers, level
 
 
@@ -84,3 +90,43 @@ def test_what_is_said_to_a_person_is_json_where_all_is(is_error: bool, capsys: p
     assert not told.out
     line = json.loads(told.err)
     assert (line["level"], line["message"]) == ("error" if is_error else "info", "two\nlines")
+
+
+@pytest.mark.filterwarnings("default")  # as outside of tests
+def test_what_python_would_print_by_itself_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ValueError("the cause")
+
+    logs.configure(level="info", format="json", part="worker")
+    warnings.warn("old\nways", UserWarning, stacklevel=1)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    try:
+        fail()
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+    warned, *crashes = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert warned["level"] == "warning"
+    assert "UserWarning: old\nways" in warned["message"]
+    assert [crash["level"] for crash in crashes] == ["critical"] * 2, "Ctrl-C is no bug"
+    assert all("ValueError: the cause" in crash["exception"] for crash in crashes)
+
+
+@pytest.mark.parametrize(("environ", "told"), [({}, "text"), ({"APPLIANCE_LOG_FORMAT": "json"}, "json")])
+def test_wrong_settings_are_told_in_the_form_that_the_environment_says(
+    environ: dict[str, str], told: logs.Format, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**environ, "APPLIANCE_PORT": "abc", "APPLIANCE_LOG_LEVEL": "debug"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit), startup_errors():
+        prepare(None, part="gateway")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        ("gateway.port" in json.loads(line)["message"])
+        if told == "json"
+        else line.startswith("appliance: gateway.port")
+    )

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from appliance.logs import log_crashes
 from appliance.processes import die_with_parent
 from appliance.workers.engines.sglang.adapter import EXIT_DONE, Adapter
 from appliance.workers.engines.sglang.environment import Environment
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the whole group; the node decides
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    log_crashes()
     return asyncio.run(_serve(options.socket, Environment(options.environment), threads=options.threads))
 
 
