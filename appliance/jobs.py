@@ -254,8 +254,13 @@ class Delta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
     logprobs: tuple[Chosen, ...] = ()
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A streamed job that has begun lives on. One comes a second at least; no part of the answer."""
+class Beat(msgspec.Struct, frozen=True, tag="beat", omit_defaults=True):
+    """A streamed job that has begun lives on. One comes a second at least; no part of the answer.
+
+    One that names a `model` is of no job: a node tells all gateways that it has just answered one.
+    """
+
+    model: str = ""
 
 
 class Weights(msgspec.Struct, frozen=True, tag="weights"):

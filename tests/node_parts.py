@@ -13,8 +13,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from appliance.errors import ApplianceError, EngineFailed
-from appliance.jobs import Embed, Job, Lane, Reply, decode_replies, encode_job
+from appliance.jobs import Embed, Event, Job, Lane, Reply, decode_replies, encode_job
 from appliance.queue.base import Delivery, Pull
+from appliance.queue.subjects import ALL_GATEWAYS
 from appliance.workers.device import EngineFactory
 from appliance.workers.engine_process import EngineDied, EngineOutOfMemory, EngineRefused
 from appliance.workers.open_job import Item, OpenJob
@@ -65,6 +66,7 @@ class RecordingNodeQueue:
         self.sizes: list[int] = []
         self.refusal: ApplianceError | None = None
         self.trail: list[str] = []
+        self.announced: list[Event] = []  # to all gateways
 
     def pull(
         self, *, model: str, lane: Lane, on_delivery: Callable[[Delivery], None]
@@ -74,6 +76,9 @@ class RecordingNodeQueue:
     async def reply(self, reply_to: str, payload: bytes) -> None:
         if self.refusal is not None:
             raise self.refusal
+        if reply_to == ALL_GATEWAYS:
+            self.announced += [reply.event for reply in decode_replies(payload)]
+            return
         self.sent.append((reply_to, decode_replies(payload)))
         self.sizes.append(len(payload))
         self.trail.append("reply")

@@ -78,14 +78,19 @@ class Dispatcher(GatewayListener):
         self._drain = DrainRate()
         self._resubmission: asyncio.Task[None] | None = None
         self._on_alive: Callable[[str], None] = lambda model: None
+        self._on_alive_elsewhere: Callable[[str], None] = lambda model: None
 
     def attach(self, queue: GatewayQueue) -> None:
         """The queue listens to this dispatcher, so it is built after it."""
         self._queue = queue
 
-    def on_alive(self, listener: Callable[[str], None]) -> None:
-        """`listener` hears of models that are at work, though nothing of theirs is complete yet."""
+    def on_alive(self, listener: Callable[[str], None], *, elsewhere: Callable[[str], None]) -> None:
+        """`listener` hears of models that are at work for us, though nothing of theirs is complete yet.
+
+        `elsewhere` hears of those that answer any gateway.
+        """
         self._on_alive = listener
+        self._on_alive_elsewhere = elsewhere
 
     @property
     def reply_to(self) -> str:
@@ -180,6 +185,9 @@ class Dispatcher(GatewayListener):
             telemetry.STALE_REPLIES.labels("undecodable").inc()
             return
         for reply in replies:
+            if isinstance(reply.event, Beat) and reply.event.model:
+                self._on_alive_elsewhere(reply.event.model)
+                continue
             pending = self._pending.get(reply.job_id)
             if pending is None and is_canary(reply.job_id):
                 continue  # it came too late, as canaries do that wait behind much work

@@ -1,7 +1,7 @@
 """`/healthz`: the process lives. `/readyz`: every served model really answered through queue and engine, lately.
 
-The proof is a canary: a small job that takes the path of every other job. Real traffic is proof too, and while there is
-some no canary is sent: it would queue behind the work, take a text's place, and be counted as work that failed.
+The proof is a canary: a small job that takes the path of every other job. Real traffic is proof too, of other gateways
+as well, and while there is some no canary is sent: it would queue behind the work, and take a text's place.
 """
 
 import asyncio
@@ -69,6 +69,11 @@ class Canary:
         self._proved_s[model] = time.monotonic()
         if self._faults.pop(model, None) is not None:
             _log.info("%s answers", model)
+
+    def hear(self, model: str) -> None:
+        """The model answers other gateways: as good, once it has answered this one."""
+        if model in self._proved_s:
+            self.prove(model)
 
     def tokens_max(self, model: str) -> int | None:
         """What a prompt and its text may have together, as the node that wrote last says; None before that."""

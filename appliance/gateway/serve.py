@@ -44,7 +44,7 @@ async def serve_gateway(
         interval_s=settings.gateway.canary_interval_s,
         outputs=catalog.outputs(),
     )
-    dispatcher.on_alive(canary.prove)
+    dispatcher.on_alive(canary.prove, elsewhere=canary.hear)
     app = build_app(settings, catalog=catalog, dispatcher=dispatcher, canary=canary)
     server = server_of(app, drain_s=settings.gateway.drain_s, give_up=dispatcher.give_up)
     _exit_on_signals(server)

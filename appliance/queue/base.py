@@ -120,7 +120,9 @@ class NodeQueue(Protocol):
         """Open the pull for one (model, lane); creates the durable consumer. Nothing arrives before `want`."""
 
     async def reply(self, reply_to: str, payload: bytes) -> None:
-        """Send one message of `jobs.encode_replies` straight to the gateway. At most once; never queued.
+        """Send one message of `jobs.encode_replies` straight to the gateway, or to all (`subjects.ALL_GATEWAYS`).
+
+        At most once; never queued.
 
         Raises `QueueUnavailable` without a connection and `BodyTooLarge` over `payload_bytes_max`.
         """

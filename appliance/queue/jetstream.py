@@ -27,7 +27,7 @@ from appliance.queue.headers import HEADER_BYTES_MAX, is_unanswered, message_hea
 from appliance.queue.link import Connection, Dial, Link, Listener, ensure_streams, own, stop
 from appliance.queue.outbox import Outbox, Unconfirmed
 from appliance.queue.pull import JetStreamPull
-from appliance.queue.subjects import CANCEL_SUBJECT, REPLY_PREFIX, Role, inbox_prefix, job_subject
+from appliance.queue.subjects import ALL_GATEWAYS, CANCEL_SUBJECT, REPLY_PREFIX, Role, inbox_prefix, job_subject
 from appliance.settings import NatsSettings, QueueSettings
 
 CALL_TIMEOUT_S = 3.0
@@ -115,7 +115,8 @@ class JetStreamGatewayQueue:
 
     async def _prepare(self, connection: Connection) -> None:
         await connection.listen(f"{self._confirmations}.*", self._on_confirmation)
-        await connection.listen(self._reply_to, lambda message: self._listener.on_replies(message.data))
+        for subject in (self._reply_to, ALL_GATEWAYS):
+            await connection.listen(subject, lambda message: self._listener.on_replies(message.data))
         await ensure_streams(connection, streams.streams(self._queue))
 
     def _on_restored(self) -> None:

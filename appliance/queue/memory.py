@@ -18,7 +18,7 @@ from appliance.jobs import Cancel, Lane, encode_cancel
 from appliance.queue.base import Delivery, GatewayListener, Pull, check_size
 from appliance.queue.headers import HEADER_BYTES_MAX
 from appliance.queue.streams import DUPLICATES_S, LANES
-from appliance.queue.subjects import REPLY_PREFIX
+from appliance.queue.subjects import ALL_GATEWAYS, REPLY_PREFIX
 from appliance.settings import QueueSettings
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024 - HEADER_BYTES_MAX  # what the embedded NATS server takes
@@ -166,9 +166,9 @@ class MemoryNodeQueue:
     async def reply(self, reply_to: str, payload: bytes) -> None:
         """Send one message straight to the gateway, which may have gone."""
         self._broker.check(payload)
-        gateway = self._broker.gateways.get(reply_to)
-        if gateway is not None:
-            asyncio.get_running_loop().call_soon(gateway.listener.on_replies, payload)
+        for address, gateway in self._broker.gateways.items():
+            if reply_to in (address, ALL_GATEWAYS):
+                asyncio.get_running_loop().call_soon(gateway.listener.on_replies, payload)
 
     def on_cancel(self, callback: Callable[[bytes], None]) -> None:
         """`callback` gets every `jobs.encode_cancel` payload that gateways send."""

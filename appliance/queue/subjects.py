@@ -15,6 +15,7 @@ Role = Literal["gateway", "node"]  # who speaks; permissions differ
 
 CANCEL_SUBJECT = "cancel"
 REPLY_PREFIX = "replies"
+ALL_GATEWAYS = f"{REPLY_PREFIX}.all"  # a reply address that every gateway listens to
 JOBS_PREFIX = "jobs"
 DEAD_PREFIX = "dead"
 INBOX_PREFIX = "_INBOX"

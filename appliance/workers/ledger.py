@@ -4,6 +4,7 @@ Every open job ends in exactly one of: answered (`Done` or `Failed`), dropped be
 A reply that cannot be sent leaves its job unacknowledged, so the queue delivers it again.
 """
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from appliance import telemetry
-from appliance.errors import ApplianceError, BadVector, BodyTooLarge, DeadlinePassed, Undeliverable
+from appliance.errors import ApplianceError, BadVector, BodyTooLarge, DeadlinePassed, QueueUnavailable, Undeliverable
 from appliance.jobs import (
     Beat,
     Delta,
@@ -33,6 +34,7 @@ from appliance.jobs import (
     is_canary,
 )
 from appliance.queue.base import Delivery, NodeQueue
+from appliance.queue.subjects import ALL_GATEWAYS
 from appliance.workers.cancelled import Cancelled
 from appliance.workers.open_job import PART_BYTES_MAX, Item, OpenJob
 from appliance.workers.read_job import FLOAT_BYTES, Reading
@@ -43,6 +45,7 @@ REPLY_OVERHEAD_BYTES = 256
 INDEX_BYTES = 5
 SPAN_BYTES = 64
 CALL_BYTES = 16
+ANNOUNCE_S = 1.0  # between two words to all gateways about one model
 CANDIDATE_BYTES = 32  # a token's bytes, as a rule a few, and its number
 
 _log = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ class Ledger:
         self._queue = queue
         self._on_work_done = on_work_done
         self._open: set[OpenJob] = set()
+        self._announced_s: dict[str, float] = {}
         self.cancelled = Cancelled()
 
     def __len__(self) -> int:
@@ -213,7 +217,18 @@ class Ledger:
                 error,
             )
             return False
+        await self._announce({job.job.model for job, replies in answers if not isinstance(replies[-1].event, Failed)})
         return True
+
+    async def _announce(self, models: Iterable[str]) -> None:
+        """Tell all gateways what answers one of them: their canaries may wait behind another's work."""
+        now_s = time.monotonic()
+        due = [model for model in models if self._announced_s.get(model, 0.0) + ANNOUNCE_S <= now_s]
+        if due:
+            self._announced_s.update(dict.fromkeys(due, now_s))
+            beats = [Reply("", 0, 0, Beat(model)) for model in due]
+            with contextlib.suppress(QueueUnavailable):  # then they hear nothing from anybody
+                await self._queue.reply(ALL_GATEWAYS, encode_replies(beats))
 
     @property
     def _message_bytes_max(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from appliance.errors import BodyTooLarge, Overloaded, QueueUnavailable
 from appliance.jobs import Cancel, decode_cancel
+from appliance.queue.subjects import ALL_GATEWAYS
 from appliance.settings import QueueSettings
 from tests.contract.queues import SETTINGS, Broker, InMemory, OnNats, gateway_of, never, node_of, until
 from tests.nats import NatsServer
@@ -340,6 +341,14 @@ async def test_a_reply_reaches_its_gateway_and_no_other(broker: Broker) -> None:
         await until(lambda: bool(first.replies))
 
         assert (first.replies, second.replies) == ([b"for the first"], [b"for the second"])
+
+
+async def test_a_reply_to_all_gateways_reaches_each(broker: Broker) -> None:
+    async with gateway_of(broker) as first, gateway_of(broker) as second, node_of(broker) as node:
+        await node.queue.reply(ALL_GATEWAYS, b"for all")
+        await until(lambda: bool(first.replies) and bool(second.replies))
+
+        assert (first.replies, second.replies) == ([b"for all"], [b"for all"])
 
 
 async def test_a_reply_to_a_gateway_that_has_gone_is_dropped(broker: Broker) -> None:

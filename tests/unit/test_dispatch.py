@@ -154,7 +154,7 @@ async def test_chunks_answered_out_of_order_come_back_in_order(bench: Bench) -> 
 
 async def test_a_beat_says_that_the_model_is_at_work_and_is_no_part_of_an_answer(bench: Bench) -> None:
     alive: list[str] = []
-    bench.dispatcher.on_alive(alive.append)
+    bench.dispatcher.on_alive(alive.append, elsewhere=lambda model: None)
     job = job_of("a")
     call = bench.start([job])
     await bench.queue.holds(1)
@@ -164,6 +164,17 @@ async def test_a_beat_says_that_the_model_is_at_work_and_is_no_part_of_an_answer
 
     assert firsts_of(await call) == [1.0]
     assert alive == [job.model]
+
+
+async def test_a_beat_of_no_job_is_of_a_model_that_answers_another_gateway(bench: Bench) -> None:
+    here: list[str] = []
+    elsewhere: list[str] = []
+    bench.dispatcher.on_alive(here.append, elsewhere=elsewhere.append)
+
+    with counted("unknown job", 0):
+        bench.reply("", Beat("m"), Beat("n"))
+
+    assert (here, elsewhere) == ([], ["m", "n"])
 
 
 async def test_one_message_may_answer_several_calls(bench: Bench) -> None:

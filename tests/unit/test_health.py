@@ -85,6 +85,18 @@ async def test_real_traffic_is_proof_until_it_is_old() -> None:
     assert stale.faults() == {"m": "stale", "n": "starting"}
 
 
+async def test_answers_to_other_gateways_are_proof_once_this_one_has_had_its_own() -> None:
+    canary = Canary(Answering(), {"m": ("generate",)}, interval_s=60)
+    canary.hear("m")
+    assert canary.faults() == {"m": "starting"}
+
+    canary.prove("m")
+    canary._proved_s["m"] -= 1000
+    assert canary.faults() == {"m": "stale"}
+    canary.hear("m")
+    assert canary.faults() == {}
+
+
 class Clock:
     """Stands for the module `time`, and stands still unless it is set; `reads` tells that somebody looked."""
 

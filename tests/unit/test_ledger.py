@@ -10,7 +10,8 @@ from prometheus_client import REGISTRY
 
 from appliance import tally
 from appliance.errors import BadVector, DeadlinePassed, EngineFailed, QueueUnavailable
-from appliance.jobs import CANARY_PREFIX, Done, Failed, Part, Reply, Rows, Text, TokenRows, Usage, encode_replies
+from appliance.jobs import CANARY_PREFIX, Beat, Done, Failed, Part, Reply, Rows, Text, TokenRows, Usage, encode_replies
+from appliance.workers import ledger
 from appliance.workers.ledger import REPLIES_BYTES_MAX, Ledger, messages
 from appliance.workers.open_job import Item
 from appliance.workers.read_job import QUERY, Reading
@@ -439,3 +440,17 @@ async def test_canaries_are_answered_and_not_counted() -> None:
     assert [bench.settled(f"{CANARY_PREFIX}{name}") for name in "ab"] == [["ack"], ["ack"]]
     assert (ended("done"), ended(DeadlinePassed.code)) == (done, late)
     bench.assert_nothing_is_left()
+
+
+async def test_all_gateways_hear_what_answers_one_of_them_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    await bench.ledger.refuse(bench.open("a", 1)[0].owner, EngineFailed("it does not work"))
+    assert bench.queue.announced == []
+
+    for job_id in ("b", "c"):
+        await bench.ledger.take(bench.open(job_id, 1), encoded_of(1.0))
+    assert bench.queue.announced == [Beat("m")], "not with every answer"
+
+    monkeypatch.setattr(ledger, "ANNOUNCE_S", 0.0)
+    await bench.ledger.take(bench.open("d", 1), encoded_of(1.0))
+    assert bench.queue.announced == [Beat("m")] * 2
