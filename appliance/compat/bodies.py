@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from appliance.compat.field_words import words_at
 from appliance.compat.formats import Format
 from appliance.errors import InvalidRequest, MalformedBody
 
@@ -34,6 +35,8 @@ _KINDS = {
 _PARTS = {"str": "characters", "object": "fields"}
 _RELATIONS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
 _VALUE_CHARS_MAX = 100
+_FAULTS = {"Input data was truncated": "it ends too early", "Invalid UTF-8 encoded string": "it is no UTF-8"}
+_FAULT = re.compile(r"^(JSON|MessagePack data) is malformed: ")
 # One decoder a form.
 _Decoders = dict[Format, msgspec.json.Decoder[S] | msgspec.msgpack.Decoder[S]]
 
@@ -57,6 +60,7 @@ class BodyDecoder(Generic[S]):
         lenient = msgspec.defstruct(strict.__name__, [], bases=(strict,), frozen=True, forbid_unknown_fields=False)
         self._strict: _Decoders[S] = _decoders(strict)
         self._lenient: _Decoders[S] = _decoders(cast("type[S]", lenient))
+        self._kind = strict
         self._known = {field.encode_name for field in msgspec.structs.fields(strict)}
 
     def decode(self, body: bytes, form: Format = "json") -> tuple[S, tuple[str, ...]]:
@@ -69,7 +73,7 @@ class BodyDecoder(Generic[S]):
             return self._strict[form].decode(body), ()
         except msgspec.ValidationError as error:
             if "unknown field" not in str(error):
-                raise _explained(error) from error
+                raise _explained(error, self._kind) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _malformed(body, error, form) from error
         return self._decode_with_unknown(body, form)
@@ -78,7 +82,7 @@ class BodyDecoder(Generic[S]):
         try:
             call = self._lenient[form].decode(body)
         except msgspec.ValidationError as error:
-            raise _explained(error) from error
+            raise _explained(error, self._kind) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _malformed(body, error, form) from error
         unknown = [name for name in _keys[form].decode(body) if name not in self._known]
@@ -90,23 +94,26 @@ def decoded_part(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str) 
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _explained(error, root=name) from error
+        raise _explained(error, decoder.type, root=name) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(bytes(raw), error, "json") from error
 
 
-def _explained(error: msgspec.ValidationError, *, root: str = "") -> InvalidRequest:
+def _explained(error: msgspec.ValidationError, kind: object, *, root: str = "") -> InvalidRequest:
     """msgspec's words in ours, with the field in front: "Expected `str`, got `int` - at `$.model`" names `model`.
 
-    `root` is the field that was decoded, an array; "" where it was a whole body.
+    `kind` is what was to be decoded: a whole body, or the array of its field `root`.
     """
     text = str(error)
     located = _LOCATED.match(text)
-    what, path = (located["what"], root + located["path"]) if located else (text, root)
-    path = path.replace("[...]", "")  # a map's key, which is not told
+    what, inner = (located["what"], located["path"]) if located else (text, "")
+    path = (root + inner).replace("[...]", "")  # a map's key, which is not told
     if missing := _MISSING.search(what):
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return InvalidRequest(f"missing required field '{field}'", param=field)
+    if found := _VALUE.fullmatch(what):
+        words = ", ".join(words_at(kind, inner))
+        return InvalidRequest(f"'{path}' is {found['value'][:_VALUE_CHARS_MAX]}; it must be one of {words}", param=path)
     if not path:
         return MalformedBody(f"the request body {_in_words(what)}")
     return InvalidRequest(f"'{path}' {_in_words(what)}", param=path)
@@ -119,16 +126,23 @@ def _in_words(what: str) -> str:
         wanted = f"{', '.join(kinds)} or {last}" if kinds else last
         return f"must be {wanted}, not {_KINDS.get(found['got'], found['got'])}"
     if found := _LENGTH.fullmatch(what):
-        return f"must have {_RELATIONS[found['relation']]} {found['bound']} {_PARTS.get(found['kind'], 'items')}"
+        parts = _PARTS.get(found["kind"], "items")
+        count = f"1 {parts.removesuffix('s')}" if found["bound"] == "1" else f"{found['bound']} {parts}"
+        return f"must have {_RELATIONS[found['relation']]} {count}"
     if found := _BOUND.fullmatch(what):
         return f"must be {_RELATIONS[found['relation']]} {found['bound'].removesuffix('.0')}"
-    if found := _VALUE.fullmatch(what):
-        return f"is {found['value'][:_VALUE_CHARS_MAX]}, which is none of the values it may have"
     return f"is wrong: {what[:1].lower()}{what[1:]}".replace("`", "'")
 
 
 def _malformed(body: bytes, error: Exception, form: Format) -> MalformedBody:
     if not body.strip():
         return MalformedBody("the request body is empty; send a JSON object")
-    reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return MalformedBody(f"the request body is not valid {'JSON' if form == 'json' else 'msgpack'}: {reason}")
+    return MalformedBody(f"the request body is not valid {'JSON' if form == 'json' else 'msgpack'}: {why(error)}")
+
+
+def why(error: Exception) -> str:
+    """What makes bytes no JSON or msgpack, in words to end a sentence with."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    text = str(error)
+    return _FAULTS.get(text) or _FAULT.sub("", text)

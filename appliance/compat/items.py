@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from appliance.compat.bodies import why
 from appliance.compat.json_bounds import JsonObject, check_bounds
 from appliance.errors import InvalidRequest, UnsupportedParameter
 
@@ -180,7 +181,7 @@ def _check_arguments(arguments: str, name: str) -> None:
     try:
         _object.decode(arguments)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidRequest(f"'{name}' is no JSON object: {error}", param=name) from error
+        raise InvalidRequest(f"'{name}' is no JSON object: {why(error)}", param=name) from error
 
 
 def _output(item: Item, name: str, call_ids: set[str]) -> _Turn:

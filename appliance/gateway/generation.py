@@ -14,6 +14,7 @@ import msgspec
 
 from appliance import telemetry
 from appliance.catalog import Route
+from appliance.compat.bodies import why
 from appliance.compat.formats import Format
 from appliance.compat.generation import Gathering, Generated, GenerationCall, Names, StreamWriter, in_names
 from appliance.errors import (
@@ -176,7 +177,7 @@ def as_json(body: bytes, form: Format) -> bytes:
             raise MalformedBody("the request body holds what JSON has not: bytes, a date, no number, or a key of these")
         return msgspec.json.encode(found)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise MalformedBody(f"the request body is not valid msgpack: {exc}") from exc
+        raise MalformedBody(f"the request body is not valid msgpack: {why(exc)}") from exc
 
 
 def _is_json(found: object) -> bool:
