@@ -43,6 +43,8 @@ CASES = [
     (HERMES, "<tool_call>nonsense</tool_call> and on", "<tool_call>nonsense</tool_call> and on", []),
     (HERMES, f"{HERMES_CALL} That is all.", " That is all.".strip(), [("get", '{"city": "a}\\"b", "n": [1, {}]}')]),
     (HERMES, "ends with <tool_", "ends with <tool_", []),
+    (HERMES, f"\n\n{HERMES_CALL}", "", [("get", '{"city": "a}\\"b", "n": [1, {}]}')]),
+    (HERMES, "\n <tool_call>nonsense</tool_call>", "\n <tool_call>nonsense</tool_call>", []),
     (HERMES, '<tool_call>\n{"name": "get", "arguments": 42}\n</tool_call>', "", [("get", "42")]),
     (HERMES, '<tool_call>\n{"name": "get", "arguments": "a}\\""}\n</tool_call>', "", [("get", '"a}\\""')]),
     (LLAMA, '{"name": "get", "parameters": {"a": 1}}', "", [("get", '{"a": 1}')]),
@@ -86,6 +88,25 @@ def test_text_without_a_whole_head_comes_back_as_it_is(text: str, size: int) -> 
 
     if not calls:
         assert found.replace(" ", "").replace("\n", "") == text.replace(" ", "").replace("\n", "")
+
+
+PIECES = [
+    " ",
+    "\n",
+    "\n\n",
+    "words",
+    "{",
+    "<tool",
+    "<tool_call>",
+    "</tool_call>",
+    HERMES_CALL,
+    HERMES_CALL.replace("get", "no"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=7).map("".join), st.integers(1, 40))
+def test_a_text_says_the_same_however_it_is_cut(text: str, size: int) -> None:
+    assert parsed(text, HERMES, size=size) == parsed(text, HERMES, size=len(text) or 1)
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ class CallParser:
         self._rest = ""
         self._begun = ""  # of the call at hand, as it was written before its arguments
         self._value = _Value()
+        self._is_blank = True  # no words have come yet
         self.calls = 0
 
     def feed(self, text: str) -> list[Said]:
@@ -147,14 +148,18 @@ class CallParser:
             _say(said, text)
             return False
         place = text.find(opens)
+        sure = place if place >= 0 else len(text) - overlap(text, opens)
+        if text[:sure].strip():
+            self._is_blank = False
         if place < 0:
-            keep = overlap(text, opens)
-            self._rest = text[len(text) - keep :]
-            _say(said, text[: len(text) - keep])
+            # White space before the first call belongs to the call, so it waits for what comes.
+            sure = 0 if self._is_blank else sure
+            _say(said, text[:sure])
+            self._rest = text[sure:]
             return False
-        # White space before a call belongs to the call.
-        _say(said, text[:place].rstrip() if self.calls or not text[:place].strip() else text[:place])
-        self._begun, self._rest = opens, text[place + len(opens) :]
+        white = text[:place] if self._is_blank else ""
+        _say(said, text[len(white) : place])
+        self._begun, self._rest = white + opens, text[place + len(opens) :]
         self._state = self._in_head
         return True
 
@@ -174,12 +179,11 @@ class CallParser:
         return True
 
     def _not_a_call(self, said: list[Said]) -> bool:
-        text, self._begun, self._rest = self._begun + self._rest, "", ""
-        self._state = self._in_text
         # Its opening mark is text now; what follows may hold a call again.
-        mark = len(self._style.opens) if text.startswith(self._style.opens) else 0
-        _say(said, text[:mark])
-        self._rest = text[mark:]
+        _say(said, self._begun)
+        self._is_blank = self._is_blank and not self._begun
+        self._begun = ""
+        self._state = self._in_text
         return bool(self._rest)
 
     def _in_arguments(self, said: list[Said]) -> bool:
