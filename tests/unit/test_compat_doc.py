@@ -28,7 +28,7 @@ from appliance.gateway import pending_calls
 from appliance.gateway.openapi import HEADERS
 from appliance.gateway.operation import Operation
 from appliance.settings import AliasSettings, GatewaySettings
-from appliance.workers.writing import grammars
+from appliance.workers.writing import schemas
 from tests.gateway_parts import BODIES, Gateway, url_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compat.md").read_text()
@@ -48,8 +48,8 @@ LIMITS = {
     "functions of a chat": responses_settings.TOOLS_MAX,
     "levels of a JSON schema": responses_settings.SCHEMA_LEVELS_MAX,
     "values in a JSON schema": responses_settings.SCHEMA_VALUES_MAX,
-    "properties of one of its objects that are not required": grammars.OPTIONAL_MAX,
-    "digits of its `multipleOf`, multiplied with each other": grammars.REMAINDERS_MAX,
+    "properties of one of its objects that are not required": schemas.OPTIONAL_MAX,
+    "digits of its `multipleOf`, multiplied with each other": schemas.REMAINDERS_MAX,
     "stop strings of OpenAI's endpoints": sampling.STOPS_MAX,
     "`stop_sequences` of Cohere's": cohere_generation.STOPS_MAX,
     "characters of a stop string": sampling.STOP_CHARS_MAX,

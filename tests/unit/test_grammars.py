@@ -11,7 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
 from appliance.workers.writing.call_parser import CallParser
-from appliance.workers.writing.grammars import OPTIONAL_MAX, SCHEMA_BYTES_MAX, GrammarCache, grammar_of, marks_of
+from appliance.workers.writing.grammars import GrammarCache, grammar_of, marks_of
+from appliance.workers.writing.schemas import OPTIONAL_MAX, SCHEMA_BYTES_MAX
 from appliance.workers.writing.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Style
 from tests.unit.test_text_stream import RUST, mark
 
@@ -504,6 +505,11 @@ def test_many_numbers_are_followed_as_they_were_written() -> None:
             "pattern": ".*x.{9}y.*" * 4,
             "$defs": {"a": {"type": "string", "pattern": ".*z.{9}y.*" * 4}},
         },
+        {
+            "$ref": "#/$defs/a",
+            "properties": {"p": {"type": "string", "pattern": ".*x.{9}y.*" * 4}},
+            "$defs": {"a": {"type": "object", "properties": {"p": {"type": "string", "pattern": ".*z.{9}y.*" * 4}}}},
+        },
         {"type": "object", "patternProperties": {f".*x.{{{count}}}y.*": {"type": "integer"} for count in range(1, 30)}},
         {"type": "string", "pattern": "(a{1000}){1000}"},
         {"type": "string", "pattern": "(a{1000,}){1000,}"},
@@ -535,3 +541,21 @@ def test_a_client_sets_nothing_of_the_compiler() -> None:
 )
 def test_expressions_that_are_used_are_taken(expression: str) -> None:
     assert grammar(Generate(form="regex", pattern=expression.encode()))
+
+
+def test_a_property_may_be_called_as_a_keyword_is() -> None:
+    names = ["default", "const", "pattern", "multipleOf"]
+    number = {"type": "integer", "multipleOf": 999_983}
+    schema = {"type": "object", "properties": dict.fromkeys(names, number), "required": names}
+    found = grammar(Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=True))
+
+    assert accepts(found, json.dumps(dict.fromkeys(names, 5))), "what takes too long is left out of each"
+    assert not accepts(found, "{}")
+
+
+def test_what_a_reference_leads_to_is_looked_at_wherever_it_stands() -> None:
+    schema = {"$ref": "#/default", "default": {"type": "integer", "multipleOf": 999_983}}
+    lenient = Generate(form="json_schema", pattern=json.dumps(schema).encode(), is_lenient=True)
+
+    with pytest.raises(InvalidRequest, match="multipleOf"):
+        grammar(lenient)

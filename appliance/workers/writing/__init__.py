@@ -12,5 +12,6 @@ token_bytes.py    what each token of a vocabulary stands for
 text_stream.py    tokens to text that is safe to send: whole characters, no part of a stop string
 tool_styles.py    how families of models write function calls
 call_parser.py    text to text, reasoning and function calls, as they come
+schemas.py        JSON schemas: what is refused, left out, or narrowed before they are compiled
 grammars.py       what may be written, as llguidance takes it
 """

@@ -1,18 +1,17 @@
 """What may be written, as llguidance takes it: forms that a client asks for, and function calls of a model's style.
 
 A grammar is tried here, before the engine sees it, so that a bad one is the client's error and names its field: its
-first tokens are computed, which is where most that is too complex shows. llguidance compiles lazily within fixed limits
-of time and size (`LLParserLimits`), fetches nothing, and reads regular expressions without backtracking.
+first tokens are computed, which is where most that is too complex shows. llguidance compiles lazily within limits of
+size (`LLParserLimits`), fetches nothing, and reads regular expressions without backtracking; what its limits do not
+hold for is refused before (`schemas.py`).
 """
 
 import hashlib
 import json
-import math
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,51 +21,19 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from appliance.errors import InvalidRequest
 from appliance.jobs import Generate
+from appliance.workers.writing import schemas
 from appliance.workers.writing.call_parser import THINK_CLOSES, THINK_OPENS
 from appliance.workers.writing.tool_styles import Style
 
 CACHE_COUNT_MAX: Final = 512
 CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
-SCHEMA_BYTES_MAX: Final = 256 * 1024
-# Of one regular expression. Longer ones can take seconds and gigabytes before llguidance's own limits stop them:
-# measured with ten thousand of ".*", whose every token took a second.
-PATTERN_CHARS_MAX: Final = 2048
-# llguidance makes a state of each remainder of a `multipleOf`, and of each combination of several, before any limit of
-# its own is looked at: measured with 999,983, which took 14 s and 350 MB.
-REMAINDERS_MAX: Final = 10_000
-# Of expressions that may have to hold together, whose automaton is the product of theirs: 29 of ten characters took
-# gigabytes and never ended.
-JOINED_CHARS_MAX: Final = 60
-# Of one expression, with what is repeated written out: a count within a count takes seconds to be refused.
-PATTERN_SIZE_MAX: Final = 20_000
-# Of one object. Each may be the next, and llguidance follows no more possibilities; of some thousands it takes ten
-# seconds to say so.
-OPTIONAL_MAX: Final = 499
-# Bounds of a number take some milliseconds to compile: what has more of them is followed as it was written.
-_BOUNDED_NUMBERS_MAX: Final = 100
 _TRIED_TOKENS: Final = 3
 _WORDS_MAX: Final = 300
 _PLACE: Final = re.compile(r"at \d+\(\d+\): ")
 _ERROR: Final = "error: "
-_PIECES: Final = re.compile(
-    r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?:\d*,)?(?P<count>\d+)\}|\{(?P<least>\d+),\}|.", re.DOTALL
-)  # of an expression: an escape, a set, a count, a character
 _BLANKS: Final = re.compile("NAME|BARE")  # of a style, see `Style.before`
 # As Python's `json.dumps` writes, which is what models were trained on; and no endless white space.
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Of fifteen digits, which every reader of JSON takes exactly; llguidance counts no finer than the step.
-_NUMBER_MAX: Final = 10**15 - 1
-_NUMBER_STEP: Final = 1e-9
-_OPEN_BY_MEANING: Final = (
-    "additionalProperties",
-    "patternProperties",
-    "unevaluatedProperties",
-    "minProperties",
-    "anyOf",
-    "oneOf",
-    "$ref",
-)
-_VALUES: Final = ("const", "default", "enum", "examples")  # of a schema, and no schemas
 _ANY: Final = r"/(?s:.*)/"
 
 Tool = dict[str, Any]  # `Any`: JSON
@@ -232,12 +199,13 @@ def _form(task: Generate, cache: GrammarCache) -> tuple[str, str] | None:
             return _json({"type": "object"}, cache=cache, param="response_format"), "response_format"
         case "json_schema":
             param = "response_format.json_schema.schema"
-            schema = _bounded(_schema(task.pattern), len(task.pattern), param)
+            schema = _schema(task.pattern)
+            schemas.check(schema, len(task.pattern), param)
             return _json(schema, cache=cache, param=param, is_lenient=task.is_lenient), param
         case "regex":
             param = "response_format.pattern"
             expression = task.pattern.decode()
-            _check_pattern(expression, param)
+            schemas.check_pattern(expression, param)
             rule = f"/{_slashed(expression)}/"
             cache.check(_lark(f"start: {rule}"), param=param)
             return rule, param
@@ -273,72 +241,8 @@ def _parameters(function: dict[str, Any], param: str) -> dict[str, Any]:
     kind = schema.get("type", "object")
     if kind not in ("object", ["object"]):
         raise InvalidRequest(f"'{param}.type' is {json.dumps(kind)[:50]}; it must be \"object\"", param=param)
-    schema = _bounded(schema, len(json.dumps(schema)), param)
+    schemas.check(schema, len(json.dumps(schema)), param)
     return schema if "$ref" in schema else {**schema, "type": "object"}
-
-
-def _bounded(schema: dict[str, Any], size: int, param: str) -> dict[str, Any]:
-    """The schema. Raises InvalidRequest for one that is too long, or has too long an expression."""
-    if size > SCHEMA_BYTES_MAX:
-        raise InvalidRequest(f"'{param}' has {size} bytes, the limit is {SCHEMA_BYTES_MAX}", param=param)
-    row: list[Any] = [schema]
-    while row:
-        one = row.pop()
-        if isinstance(one, list):
-            row += one
-        elif isinstance(one, dict):
-            row += one.values()
-            by_name = one.get("patternProperties")
-            for pattern in [one.get("pattern"), *(by_name if isinstance(by_name, dict) else ())]:
-                if isinstance(pattern, str):
-                    _check_pattern(pattern, param)
-            _check_optional(one, param)
-    return schema
-
-
-def _check_optional(schema: dict[str, Any], param: str) -> None:
-    properties, required = schema.get("properties"), schema.get("required")
-    if isinstance(properties, dict) and len(properties) > OPTIONAL_MAX:
-        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        optional = sum(name not in names for name in properties)
-        if optional > OPTIONAL_MAX:
-            raise InvalidRequest(
-                f"'{param}' has an object of {optional} properties that are not required, the limit is {OPTIONAL_MAX}",
-                param=param,
-            )
-
-
-def _check_pattern(expression: str, param: str) -> None:
-    if len(expression) > PATTERN_CHARS_MAX:
-        raise InvalidRequest(
-            f"'{param}' has an expression of {len(expression)} characters, the limit is {PATTERN_CHARS_MAX}",
-            param=param,
-        )
-    if _size(expression) > PATTERN_SIZE_MAX:
-        raise InvalidRequest(
-            f"'{param}' has an expression that repeats what is repeated, to more than {PATTERN_SIZE_MAX} characters",
-            param=param,
-        )
-
-
-def _size(expression: str) -> int:
-    """About how many characters it has with its counts written out."""
-    sums, last = [0], 0  # of the open groups; of what a count would repeat
-    for found in _PIECES.finditer(expression):
-        piece = found[0]
-        if piece == "(":
-            sums.append(0)
-            last = 0
-        elif piece == ")" and len(sums) > 1:
-            last = sums.pop()
-            sums[-1] += last
-        elif count := found["count"] or found["least"]:
-            sums[-1] += last * (min(int(count), PATTERN_SIZE_MAX + 1) - 1)
-            last *= min(int(count), PATTERN_SIZE_MAX + 1)
-        else:
-            last = 1
-            sums[-1] += 1
-    return sum(sums)
 
 
 def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
@@ -346,102 +250,22 @@ def _json(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
 
     `is_lenient`: what cannot be enforced is left out, expressions too.
     """
-    schema = _spared(schema)
-    if _has_joined(schema):
-        if not is_lenient:
-            raise InvalidRequest(
-                f"'{param}' has expressions that have to hold together ('allOf', or beside a '$ref'), of more than "
-                f"{JOINED_CHARS_MAX} characters",
-                param=param,
-            )
-        schema = _spared(schema, has_patterns=False)
-    if _remainders(schema) > REMAINDERS_MAX:
-        if not is_lenient:
-            raise InvalidRequest(
-                f"'{param}' has a 'multipleOf' that cannot be followed, or several: their digits multiply to more than "
-                f"{REMAINDERS_MAX}",
-                param=param,
-            )
-        schema = _spared(schema, has_steps=False)
-    if not is_lenient:
-        return _rule(schema, cache=cache, param=param)
+    schema = schemas.followable(schema, param, is_lenient=is_lenient)
     try:
-        return _rule(schema, cache=cache, param=param, is_lenient=True)
+        return _rule(schema, cache=cache, param=param, is_lenient=is_lenient)
     except InvalidRequest:
-        plainer = _spared(schema, has_patterns=False)
-        if plainer == schema:
+        plainer = schemas.without_patterns(schema)
+        if not is_lenient or plainer == schema:
             raise
         return _rule(plainer, cache=cache, param=param, is_lenient=True)
 
 
-def _spared(value: Any, *, has_patterns: bool = True, has_steps: bool = True) -> Any:  # `Any`: JSON
-    """A schema without what says nothing: that names are texts.
-
-    Without `has_patterns`, also without expressions; without `has_steps`, without `multipleOf`.
-    """
-    if isinstance(value, list):
-        return [_spared(each, has_patterns=has_patterns, has_steps=has_steps) for each in value]
-    if not isinstance(value, dict):
-        return value
-    found = {}
-    for name, inner in value.items():
-        says_nothing = name == "propertyNames" and inner in (True, {}, {"type": "string"})
-        # A property may have these names too: of it there is a schema.
-        is_pattern = name == "patternProperties" or (name == "pattern" and isinstance(inner, str))
-        is_step = name == "multipleOf" and isinstance(inner, int | float)
-        if not says_nothing and (has_patterns or not is_pattern) and (has_steps or not is_step):
-            kept = name in _VALUES
-            found[name] = inner if kept else _spared(inner, has_patterns=has_patterns, has_steps=has_steps)
-    return found
-
-
-def _has_joined(schema: dict[str, Any]) -> bool:
-    """Whether expressions may have to hold together that are longer than can be followed so."""
-    row: list[Any] = [schema]
-    chars, may_join = 0, False
-    while row:
-        one = row.pop()
-        if isinstance(one, list):
-            row += one
-        elif isinstance(one, dict):
-            row += one.values()
-            by_name = one.get("patternProperties")
-            names = list(by_name) if isinstance(by_name, dict) else []
-            own = [pattern] if isinstance(pattern := one.get("pattern"), str) else []
-            chars += sum(map(len, [*names, *own]))
-            beside = bool(own) and any(name in one for name in ("$ref", "anyOf", "oneOf", "format"))
-            may_join = may_join or beside or "allOf" in one or len(names) > 1
-    return may_join and chars > JOINED_CHARS_MAX
-
-
-def _remainders(schema: dict[str, Any]) -> int:
-    """How many remainders have to be told apart at once, where all multiples that the schema names come together."""
-    steps: set[int] = set()
-    row: list[Any] = [schema]
-    while row:
-        one = row.pop()
-        if isinstance(one, list):
-            row += one
-        elif isinstance(one, dict):
-            row += one.values()
-            step = one.get("multipleOf")
-            if isinstance(step, int | float) and math.isfinite(step) and step:
-                steps.add(_digits(step))
-    return math.prod(steps)
-
-
-def _digits(number: float) -> int:
-    """Of a number, without its point and the zeros at its ends: 25 of 0.250 and of 2500."""
-    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
-
-
-def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool = False) -> str:
+def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient: bool) -> str:
     options = {**_SPACING, **({"lenient": True} if is_lenient else {})}  # and not the client's own
     as_written = "%json " + json.dumps({**schema, "x-guidance": options})
     # Parts that hold together only (allOf) may be anywhere, also behind a reference.
     if '"allOf"' not in as_written:
-        has_ends = as_written.count('"number"') + as_written.count('"integer"') <= _BOUNDED_NUMBERS_MAX
-        closed = "%json " + json.dumps({**_closed(schema, has_ends=has_ends), "x-guidance": options})
+        closed = "%json " + json.dumps({**schemas.closed(schema), "x-guidance": options})
         try:
             cache.check(_lark(f"start: {closed}"), param=param)
         except InvalidRequest:
@@ -450,49 +274,6 @@ def _rule(schema: dict[str, Any], *, cache: GrammarCache, param: str, is_lenient
             return closed
     cache.check(_lark(f"start: {as_written}"), param=param)
     return as_written
-
-
-def _closed(schema: Any, *, has_ends: bool) -> Any:  # `Any`: JSON
-    """The schema, where objects have no other properties than those they list; with `has_ends`, numbers an end.
-
-    What a schema leaves open, a small model fills with whatever comes to it, to the limit of its tokens. What is
-    written fits the client's own schema all the same.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    found = {**schema, **(_ends(schema) if has_ends else {})}
-    for name in ("properties", "$defs", "definitions"):
-        if isinstance(inner := schema.get(name), dict):
-            found[name] = {key: _closed(value, has_ends=has_ends) for key, value in inner.items()}
-    if "items" in schema:
-        found["items"] = _closed(schema["items"], has_ends=has_ends)
-    # One of several, and nothing beside them: what one of them leaves open, none of the others says.
-    if isinstance(several := schema.get("anyOf"), list) and "properties" not in schema:
-        found["anyOf"] = [_closed(each, has_ends=has_ends) for each in several]
-    is_plain = not any(name in schema for name in _OPEN_BY_MEANING)
-    if schema.get("properties") and is_plain:
-        found["additionalProperties"] = False
-    return found
-
-
-def _ends(schema: dict[str, Any]) -> dict[str, Any]:
-    """Bounds of a number, where its schema has none: without, it may have digits to the end of the text."""
-    kind = schema.get("type")
-    kinds = kind if isinstance(kind, list) else [kind]
-    if not ("integer" in kinds or "number" in kinds) or "enum" in schema or "const" in schema:
-        return {}
-    lows = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
-    highs = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
-    if not all(isinstance(bound, int | float) and abs(bound) < _NUMBER_MAX for bound in (*lows, *highs)):
-        return {}
-    found: dict[str, Any] = {}
-    if not lows:
-        found["minimum"] = -_NUMBER_MAX
-    if not highs:
-        found["maximum"] = _NUMBER_MAX
-    if "number" in kinds and "multipleOf" not in schema:
-        found["multipleOf"] = _NUMBER_STEP
-    return found
 
 
 def _schema(pattern: bytes) -> dict[str, Any]:
