@@ -1,11 +1,11 @@
 """The appliances that the vendors' clients are pointed at, and how long their environments took to make."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from appliance.workers.engines.fake import FakeModel
@@ -100,13 +100,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not used or session.config.option.collectonly:
         return
     names = dict.fromkeys(str(params.get("environment", "node")) for params in used)
-    session.stash[MAKER] = subprocess.Popen(
+    maker = session.stash[MAKER] = subprocess.Popen(
         [sys.executable, "-m", "tests.sdk.installed", *names],
         cwd=session.config.rootpath,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # a test that finds its environment not made makes it, and says what is wrong
-        preexec_fn=lambda: os.nice(19),  # noqa: PLW1509  # before there are threads
     )
+    psutil.Process(maker.pid).nice(19)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

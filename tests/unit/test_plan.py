@@ -187,11 +187,11 @@ def test_a_model_that_differs_from_its_family_is_left_to_sglang(config: dict[str
 def test_a_cpus_cores_are_shared_out_and_a_gpu_has_an_engine() -> None:
     presets = [load_preset(ModelSettings("m"), hardware="cpu", presets_dirs=[shipped_presets_dir()])]
 
-    def places(hardware: Hardware, worker: WorkerSettings = WorkerSettings()) -> tuple[list[str], int]:  # noqa: B008
+    def places(hardware: Hardware, worker: WorkerSettings) -> tuple[list[str], int]:
         found, threads = encoder_engines(worker, presets, hardware=hardware, cores=4)
         return [name for name, _ in found], threads
 
-    assert places(CPU) == (["cpu/0", "cpu/1", "cpu/2", "cpu/3"], 1)
+    assert places(CPU, WorkerSettings()) == (["cpu/0", "cpu/1", "cpu/2", "cpu/3"], 1)
     assert places(CPU, WorkerSettings(engine_threads=3)) == (["cpu/0"], 3)
     assert places(CPU, WorkerSettings(engines=2)) == (["cpu/0", "cpu/1"], 1)
-    assert places(GPU)[0] == ["cuda:0", "cuda:1"]
+    assert places(GPU, WorkerSettings())[0] == ["cuda:0", "cuda:1"]

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from appliance import tally
-from appliance.jobs import CANARY_PREFIX
+from appliance.jobs import CANARY_PREFIX, Decide
 from appliance.workers.open_job import OpenJob
 from appliance.workers.wire import Grown, Step
 from appliance.workers.writing.figures import Figures
@@ -16,16 +16,10 @@ from tests.node_parts import RecordedDelivery, job_of
 MODEL = "counted"
 
 
-class Writing(OpenDecision):
-    """A job of which nothing but its identity matters."""
-
-    def __init__(self, job_id: str, *, arrived_s: float) -> None:
-        opened = OpenJob(job_of(job_id), RecordedDelivery(b""), arrived_s=arrived_s, extended_s=arrived_s)
-        super().__init__(opened, task=None, weighings=(), model=MODEL)  # type: ignore[arg-type]  # nothing reads it
-
-
 def sequence(job_id: str = "job", *, arrived_s: float = 0.0) -> OpenSequence:
-    return OpenSequence(Writing(job_id, arrived_s=arrived_s), 0)
+    """Of a job of which nothing but its identity matters."""
+    opened = OpenJob(job_of(job_id), RecordedDelivery(b""), arrived_s=arrived_s, extended_s=arrived_s)
+    return OpenSequence(OpenDecision(opened, Decide(b"[]", ()), (), model=MODEL), 0)
 
 
 def figure(name: str, **labels: str) -> float:
