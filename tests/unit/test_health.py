@@ -132,6 +132,7 @@ async def test_no_canary_is_sent_while_there_is_traffic(monkeypatch: pytest.Monk
 
 
 async def test_a_canary_that_waited_behind_work_says_nothing_against_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     dispatcher = Answering()
     canary = Canary(dispatcher, {"m": ("generate",)}, interval_s=0)
     watching = asyncio.create_task(canary.run())

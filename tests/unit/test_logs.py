@@ -5,24 +5,13 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 
 import pytest
 
 from appliance import logs
 from appliance.cli.startup import prepare, startup_errors, tell
 
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    hooks = sys.excepthook, threading.excepthook
-    root.handlers = []  # those of pytest are kept open
-    yield
-    logging.captureWarnings(False)
-    sys.excepthook, threading.excepthook = hooks
-    root.handlers, root.level = handlers, level
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 
 def test_json_lines_are_read_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,9 +97,8 @@ def check(text: str, *, role: Role = "up") -> Result:
         (f"presets_dir = 'mine'\n{WRITER}", "the tuning of writer has no [generation]"),
     ],
 )
-def test_what_does_not_start_is_not_valid(
-    text: str, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("own_logging")
+def test_what_does_not_start_is_not_valid(text: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model_in(Path("gpt2"), model_type="gpt2")
     tuning = (shipped_presets_dir() / "default" / "cpu.toml").read_text().partition("[generation]")[0]
     for name in ("cpu", "cpu-amx"):
