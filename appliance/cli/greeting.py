@@ -11,7 +11,11 @@ from appliance.catalog import Catalog, Entry
 from appliance.presets import TaskName
 
 _COLUMNS: Final = 100
-_CHAT: Final = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 50}
+_CHAT: Final = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "max_tokens": 50,
+    "temperature": 0,
+}
 # By a model's first task: a path below the base URL, and what is asked besides the model. `Any`: JSON.
 _CALLS: Final[dict[TaskName, tuple[str, dict[str, Any]]]] = {
     "embed": ("embeddings", {"input": "hello"}),
@@ -34,8 +38,8 @@ def ready(base_url: str, catalog: Catalog, *, has_keys: bool) -> str:
     for model in entries:
         if model.is_alias_of is None:
             lines += [f"  {model.id}: {', '.join(model.tasks)}", *_aliases(model.id, entries)]
-    key = "$APPLIANCE_API_KEY" if has_keys else "any"
-    return "\n".join([*lines, "try it:", *(_call(model, base_url, key) for model in _examples(entries))])
+    key, heading = ("$KEY", "set KEY to one of your keys, and try it:") if has_keys else ("any", "try it:")
+    return "\n".join([*lines, heading, *(_call(model, base_url, key) for model in _examples(entries))])
 
 
 def _models(catalog: Catalog) -> str:

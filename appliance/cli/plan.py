@@ -7,6 +7,7 @@ Reads settings, presets, and of a model's files the small ones; no weights, and 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,7 @@ from appliance.errors import StartupError
 from appliance.hardware import Hardware, detect
 from appliance.presets import GenerationTuning, Preset, load_preset, presets_dirs
 from appliance.settings import ModelSettings, Settings, WorkerSettings
+from appliance.workers import model_files
 from appliance.workers.engine_task import engine_task
 from appliance.workers.engines.packed.config import check_causal
 from appliance.workers.engines.packed.unsupported import Unsupported
@@ -23,6 +25,9 @@ from appliance.workers.engines.sglang.flags import checked
 from appliance.workers.engines.sglang.launch import check_device
 from appliance.workers.store import CACHE_FOLDER, check_files, find, loadable
 from appliance.workers.weights import NO_WEIGHTS, Weights
+from appliance.workers.writing.chat_template import ChatTemplate
+
+TOKENIZER_NAME: Final = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ def plan_model(model: ModelSettings, settings: Settings, *, hardware: Hardware) 
         weights = check_files(ready, preset.facts)
     planned = PlannedModel(model, preset, folder, ready, weights, warning)
     if settings.worker.engine != "fake":
+        _check_task(planned)
         _check_family(planned)
     return planned
 
@@ -143,6 +149,22 @@ def _check_runtime(generation: GenerationTuning, name: str, settings: Settings, 
             check_device(device, installed.kind)
     except ValueError as exc:
         raise StartupError(f"the tuning of {name}: {exc}") from exc
+
+
+def _check_task(planned: PlannedModel) -> None:
+    """The folder has what its task wants: what writes has a template that can be read, and nothing else chats."""
+    folder, facts = planned.loadable, planned.preset.facts
+    if folder is None or facts.runtime == "spacy":
+        return
+    try:
+        template = ChatTemplate.load(folder)
+        if planned.generation is None and template is not None and model_files.is_for_texts(folder):
+            raise ValueError('it holds a model that writes texts; give it `facts = { tasks = ["generate"] }`')
+        is_embedded = planned.generation is not None and planned.generation.runtime == "embedded"
+        if is_embedded and not (folder / TOKENIZER_NAME).is_file():
+            raise ValueError(f"it has no {TOKENIZER_NAME}")
+    except ValueError as exc:
+        raise StartupError(f"the folder of {planned.settings.name} cannot be served: {exc}") from exc
 
 
 def _check_family(planned: PlannedModel) -> None:

@@ -94,6 +94,7 @@ class PromptConfig(msgspec.Struct, frozen=True):
 
 
 class _Config(msgspec.Struct, frozen=True):
+    architectures: list[str] | None = None
     model_type: str = ""
     max_position_embeddings: int | None = None
     pad_token_id: int | None = None
@@ -122,6 +123,12 @@ def modules(folder: Path) -> list[ModelModule]:
         if Path(module.path).is_absolute() or ".." in Path(module.path).parts:
             raise ValueError(f"modules.json names the path {module.path!r}, which leaves the model's folder")
     return found
+
+
+def is_for_texts(folder: Path) -> bool:
+    """Whether the model was saved to write texts, and not as one that embeds. Raises like `modules`."""
+    config = _read(folder / "config.json", _config_decoder) or _Config()
+    return any(name.endswith("ForCausalLM") for name in config.architectures or ()) and not modules(folder)
 
 
 def transformer_folder(folder: Path) -> Path:

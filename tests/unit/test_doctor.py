@@ -65,6 +65,7 @@ def tiny_model(folder: Path, config: dict[str, object] | None = None) -> Path:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
     (folder / "config.json").write_text(json.dumps(config or {}))
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 

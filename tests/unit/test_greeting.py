@@ -58,7 +58,7 @@ def test_the_first_model_of_each_kind_gets_a_call() -> None:
     calls = calls_in(greeting.ready(BASE_URL, Catalog.of([*MODELS, second]), has_keys=True))
 
     assert [json.loads(call[-1])["model"] for call in calls] == [facts.name for facts in MODELS]
-    assert all("authorization: Bearer $APPLIANCE_API_KEY" in call for call in calls)
+    assert all("authorization: Bearer $KEY" in call for call in calls)
 
 
 @pytest.mark.parametrize("task", get_args(TaskName))

@@ -60,6 +60,7 @@ def model_in(folder: Path, **config: object) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
     (folder / "config.json").write_text(json.dumps(LLAMA | config))
+    (folder / "tokenizer.json").write_text("{}")
 
 
 def writer(**tuning: object) -> ModelSettings:
@@ -95,11 +96,23 @@ def check(text: str, *, role: Role = "up") -> Result:
             "asks for SGLang, which is not installed",
         ),
         (f"presets_dir = 'mine'\n{WRITER}", "the tuning of writer has no [generation]"),
+        (
+            WRITER.replace("'writer'\nfacts", "'mute'\nfacts"),
+            "the folder of writer cannot be served: it has no tokenizer.json",
+        ),
+        (WRITER.replace("'writer'\nfacts", "'odd'\nfacts"), "the chat template cannot be read"),
+        ("[[models]]\nname = 'chats'\nfolder = 'chats'", 'give it `facts = { tasks = ["generate"] }`'),
     ],
 )
 @pytest.mark.usefixtures("own_logging")
 def test_what_does_not_start_is_not_valid(text: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model_in(Path("gpt2"), model_type="gpt2")
+    model_in(Path("mute"))
+    Path("mute/tokenizer.json").unlink()
+    model_in(Path("odd"))
+    Path("odd/chat_template.jinja").write_text("{% if %}")
+    model_in(Path("chats"), architectures=["LlamaForCausalLM"])
+    Path("chats/chat_template.jinja").write_text("{{ messages[0].content }}")
     tuning = (shipped_presets_dir() / "default" / "cpu.toml").read_text().partition("[generation]")[0]
     for name in ("cpu", "cpu-amx"):
         Path("mine/default").mkdir(parents=True, exist_ok=True)
